@@ -99,8 +99,11 @@ class Labels:
 
     ids = ("client",)
 
-    def __init__(self, labels, rng):
-        self.labels, self.rng = labels, rng
+    def __init__(self, each, trials, rng):
+        self.labels, self.trials, self.rng = np.repeat(np.arange(trials), each), trials, rng
+
+    def classes(self):
+        return self.trials
 
     def examples(self):
         return [(None, self.labels)]
@@ -119,9 +122,8 @@ class LabelHistogram:
     def scores(self, second, trials, rng):
         from fedcohort.signals.catalog import SIGNALS
 
-        clients = Labels(np.repeat(np.arange(trials), 3 if second else 2), rng)
-        options = {"epsilon": self.epsilon, "classes": trials}
-        (count,) = SIGNALS["label_histogram"].compute(clients, options)
+        clients = Labels(3 if second else 2, trials, rng)
+        (count,) = SIGNALS["label_histogram"].compute(clients, {"epsilon": self.epsilon})
         return (np.abs(count - 2) - np.abs(count - 3)) * self.epsilon
 
 

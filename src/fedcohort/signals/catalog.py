@@ -94,10 +94,6 @@ class Clients:
         """Return the seconds that each client expects a round to take."""
         raise self._cannot("expected_durations")
 
-    def last_layer(self) -> int:
-        """Return how many parameters the model's last layer has."""
-        raise self._cannot("last_layer")
-
     def last_array(self) -> int:
         """Return how many numbers the model's last array has, usually the output's biases."""
         raise self._cannot("last_array")
@@ -234,15 +230,12 @@ class Needs:
 
 
 LOSS = Numbers()
-COUNT = Numbers(dtype="i8", low=0, high=2**40)
+COUNT = Numbers(dtype="i8", low=0, high=MAX_COUNT)
+COUNTS = Numbers((None,), low=-MAX_COUNT, high=MAX_COUNT)
 
 
 def _projected_form(options: Options) -> Form:
     return Numbers((int(options.get("k", 0)) or None,), "f4")
-
-
-def _histogram_form(options: Options) -> Form:
-    return Numbers((int(options.get("classes", 0)) or None,), low=-MAX_COUNT, high=MAX_COUNT)
 
 
 def _sketch_form(options: Options) -> Form:
@@ -280,7 +273,7 @@ def _insight(clients: Clients, options: Options) -> Sequence[ArrayLike]:
     return clients.insights()
 
 
-@register_signal("label_histogram", when="profile", work="data", form=_histogram_form)
+@register_signal("label_histogram", when="profile", work="data", form=COUNTS)
 def _label_histogram(clients: Clients, options: Options) -> list[NDArray[np.int64]]:
     """How many examples of each label the client has; sensitive, so consider epsilon.
 
@@ -288,11 +281,14 @@ def _label_histogram(clients: Clients, options: Options) -> list[NDArray[np.int6
     epsilon-differential privacy for one record that is added or removed. The number of labels is
     public.
     """
-    classes = int(options.get("classes", 0)) or clients.classes()
+    classes = clients.classes()
     epsilon = typed(HistogramEpsilon, options.get("epsilon", 0.0), "label_histogram: epsilon")
     histograms = []
     for client, (_, labels) in zip(clients.ids, clients.examples(), strict=True):
-        counts = np.bincount(np.asarray(labels).reshape(-1).astype(np.int64), minlength=classes)
+        labels = np.asarray(labels).reshape(-1).astype(np.int64)
+        if epsilon:  # an error would tell the server that a label is odd
+            labels = np.clip(labels, 0, classes - 1)
+        counts = np.bincount(labels, minlength=classes)
         if len(counts) > classes:
             raise ConfigError(f"label_histogram: {client!r} has more than {classes} labels")
         if epsilon:
@@ -351,23 +347,6 @@ def update_distance(updates: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(np.linalg.norm(exact - exact.mean(axis=0), axis=1))
 
 
-def last_layer(names: Sequence[str], sizes: Sequence[int]) -> int:
-    """Count the parameters of the last layer: its arrays share what precedes the last dot.
-
-    Examples
-    --------
-    >>> last_layer(["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"], [50, 5, 10, 2])
-    12
-    """
-    owner = names[-1].rpartition(".")[0]
-    total = 0
-    for name, size in zip(reversed(names), reversed(sizes), strict=True):
-        if total and (not owner or name.rpartition(".")[0] != owner):
-            break
-        total += size
-    return total
-
-
 @register_signal("duration", when="reply", work="server", form=Numbers(low=0), model="none")
 def _duration(clients: Clients, options: Options) -> NDArray[np.float64]:
     """Seconds from sending the model to receiving the update."""
@@ -409,7 +388,4 @@ def _update_distance(clients: Clients, options: Options) -> NDArray[np.float64]:
     With ``insight_step``, of the full gradient, which the client sends beside its update.
     """
     vectors = clients.gradients() if options.get("insight_step") else clients.updates()
-    rows = vectors.numpy()
-    if options.get("last_layer"):
-        rows = rows[:, -clients.last_layer() :]
-    return update_distance(rows)
+    return update_distance(vectors.numpy())

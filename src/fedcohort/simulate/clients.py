@@ -16,7 +16,7 @@ from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
 from fedcohort.partition import IndexArray
 from fedcohort.rounds import ClientId, stream
-from fedcohort.signals.catalog import Clients, Options, last_layer
+from fedcohort.signals.catalog import Clients, Options
 from fedcohort.signals.projection import Projection, Vectors
 from fedcohort.simulate.local import Data, Job, Trainer, jobs, lr_at
 from fedcohort.sketch.hashing import MinHash
@@ -89,7 +89,7 @@ class SimulatedClients(Clients):
 
     def sketches(self, options: Options) -> list[NDArray[Any]]:
         """Return each client's distribution sketch, private at the policy's epsilon."""
-        epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))
+        epsilon = float(options.get("epsilon", 0.0))
         inputs, public = self._inputs(options)
         dataset, center = self.federation.dataset, None
         if options.get("center"):  # the mean of the server's public examples
@@ -104,7 +104,7 @@ class SimulatedClients(Clients):
             sketch.add(token_sets(flat) if isinstance(blank.family, MinHash) else flat, y)
             if epsilon:
                 noise = stream(self.seed, "sketch noise", client, *again)
-                sketch = sketch.privatize(epsilon, delta, rng=noise)
+                sketch = sketch.privatize(epsilon, rng=noise)
             readings.append(sketch.reading())
         return readings
 
@@ -187,11 +187,6 @@ class SimulatedClients(Clients):
     def last_array(self) -> int:
         """Return how many numbers the model's last array has."""
         return list(self.trainer.worker.model.parameters())[-1].numel()
-
-    def last_layer(self) -> int:
-        """Return how many parameters the model's last layer has."""
-        named = dict(self.trainer.worker.model.named_parameters())
-        return last_layer(list(named), [p.numel() for p in named.values()])
 
     def _jobs(self) -> list[Job]:
         return [Job(0, self.federation.parts[c]) for c in self.ids]

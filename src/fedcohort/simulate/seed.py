@@ -208,8 +208,7 @@ class Seed:
         options = self.session.policy.signal_options
         for name, stated in options.items():
             if stated.get("insight_step"):
-                last = stated.get("last_layer")
-                numbers = self.everybody.last_layer() if last else self.model.numel()
+                numbers = self.model.numel()
                 self.session.charge(name, "up", dict.fromkeys(self.finished, 4 * numbers))
         names = sorted(self.session.policy.needs.reply)
         replies = {name: self.collect(name, self.finished, arrived=trained) for name in names}

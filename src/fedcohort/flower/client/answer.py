@@ -365,8 +365,8 @@ class Asked(Clients):
         self._kind = f"{inputs}, hashed as {digest.hexdigest()}"
         if privacy is not None:
             return [privacy.release(self.account, exact).reading()]
-        epsilon, delta = float(options.get("epsilon", 0.0)), float(options.get("delta", 0.0))
-        return [(exact.privatize(epsilon, delta) if epsilon else exact).reading()]
+        epsilon = float(options.get("epsilon", 0.0))
+        return [(exact.privatize(epsilon) if epsilon else exact).reading()]
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
         """Return the mean of loss^power over the client's examples.

@@ -22,7 +22,7 @@ from fedcohort.policies.base import Policy
 from fedcohort.policies.readings import believed
 from fedcohort.rounds import ClientId
 from fedcohort.session import Session
-from fedcohort.signals.catalog import SIGNALS, Clients, last_layer
+from fedcohort.signals.catalog import SIGNALS, Clients
 from fedcohort.signals.projection import Vectors
 from fedcohort.simulate.clock import Pace
 
@@ -372,11 +372,6 @@ class ArrivedUpdates(Clients):
         """Return how many numbers the model's last array has."""
         own = [a for a in self.model.arrays.values() if wire.is_float(a)]
         return int(np.prod(own[-1].shape))
-
-    def last_layer(self) -> int:
-        """Return how many parameters the model's last layer has."""
-        own = {n: a for n, a in self.model.arrays.items() if wire.is_float(a)}
-        return last_layer(list(own), [int(np.prod(a.shape)) for a in own.values()])
 
 
 def apply_weights(
