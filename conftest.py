@@ -27,7 +27,7 @@ LONGEST = (
     "report/test_run_page",
     "cli/test_cli",
     "soak/",
-    "experiments/test_benchmark",
+    "files/test_publish",
 )
 
 
