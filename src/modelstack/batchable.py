@@ -99,13 +99,13 @@ def _factor(x: Tensor, peak: Tensor, few: bool, geometry: Any, kind: Any) -> tup
     """Return images with channels last as a factor, or their patches, and how to read them."""
     kernel, stride, size, corner = geometry
     if not few:
-        found = _halves(x.shape, peak, kind)
-        _kernels().split(x, found)
-        return found, (kernel, stride, corner)
+        factor = _halves(x.shape, peak, kind)
+        _kernels().split(x, factor)
+        return factor, (kernel, stride, corner)
     inputs = -(-kernel[0] * kernel[1] * x.shape[4] // 16) * 16
-    found = _halves((*x.shape[:2], *size, inputs), peak, kind)
-    _kernels().patches(x, found, kernel, stride, corner)
-    return found, ((1, 1), (1, 1), (0, 0))
+    factor = _halves((*x.shape[:2], *size, inputs), peak, kind)
+    _kernels().patches(x, factor, kernel, stride, corner)
+    return factor, ((1, 1), (1, 1), (0, 0))
 
 
 def _convolve(x: Tensor, weight: Tensor, options: tuple[Any, ...]) -> tuple[Tensor, Tensor]:

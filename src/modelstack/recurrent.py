@@ -165,5 +165,5 @@ def _cell_backward(
     grad_g = grad_c * i * (1 - g * g)
     grad_f = grad_c * before * f * (1 - f)
     grad_c.mul_(f)
-    for gate, found in zip((i, f, g, o), (grad_i, grad_f, grad_g, grad_o), strict=True):
-        gate.copy_(found)
+    for gate, grad in zip((i, f, g, o), (grad_i, grad_f, grad_g, grad_o), strict=True):
+        gate.copy_(grad)

@@ -1,7 +1,7 @@
 """Kill writers with SIGKILL, start them again, and compare with a calm run.
 
     python tests/soak/kills.py --seconds 60
-    python tests/soak/kills.py --only run,registry --kills 100 --jobs 12 --out result.json
+    python tests/soak/kills.py --only run,registry --kills 100 --out result.json
 
 Each job is a process that can be started again after a kill: the command line (`run`, `compare`,
 `sketch` on a budget, `registry add`), and a Flower server with a checkpoint. Three kills in five
@@ -21,11 +21,13 @@ forked from one that has imported everything, so that a kill costs a fraction of
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from driver import drive
 from jobs import JOBS, Job
-from killed import FORK, Process
+from killed import Process
 
 BY_TIME = 0.2  # share of the kills at a random time
 AT_SYNC = 0.2  # share of the kills that also cut the file that is about to be synced
@@ -65,11 +67,6 @@ def calm(job: Job, inputs: Path, folder: Path) -> Calm:
     return min(found, key=lambda one: one.seconds)
 
 
-def none_yet():
-    counts = ("kills", "torn", "by time", "missed", "finished", "differences", "losses")
-    return {**dict.fromkeys(counts, 0), "double payments": 0, "examples": []}
-
-
 def disturbed(job, undisturbed, left, inputs, folder, rng):
     """Start a job and kill it in the `left` part of its work; return counts and the part done."""
     draw, syncs = rng.random(), round(left * undisturbed.syncs)
@@ -83,87 +80,56 @@ def disturbed(job, undisturbed, left, inputs, folder, rng):
         killed = process.killed()
     if not killed:
         process.finish()
-    found = {"kills": killed, "missed": not killed, "by time": killed and by_time}
-    found["torn"] = killed and torn
-    return found, process.moments[0] / undisturbed.moments
+    counts = {"kills": killed, "missed": not killed, "by time": killed and by_time}
+    return Counter(counts, torn=killed and torn), process.moments[0] / undisturbed.moments
 
 
 def chain(job, undisturbed, inputs, folder, rng, most):
-    """Kill a job up to `most` times, let it finish, and return what was counted."""
-    done, left, held, ended = none_yet(), 1.0, set(), False
+    """Kill a job up to `most` times and let it finish; return counts, and what was wrong."""
+    counts, left, held, ended, wrong = Counter(finished=1), 1.0, set(), False, None
     folder.mkdir()
-    while done["kills"] < most and round(left * undisturbed.moments) >= 1 and not ended:
+    while counts["kills"] < most and round(left * undisturbed.moments) >= 1 and not ended:
         found, part = disturbed(job, undisturbed, left, inputs, folder, rng)
-        add_up(done, found)
+        counts += found
         left -= part if job.continues else 0
-        now = job.held(folder)
-        done["losses"] += len(held - now)
-        held = now
+        before, held = held, job.held(folder)
+        counts["losses"] += len(before - held)
         ended = not found["kills"] or job.done(folder)
     if not ended:
         Process(job, inputs, folder).finish()
-    done["finished"] = 1
-    done["double payments"] = max(0, job.paid(folder) - undisturbed.paid)
-    found = job.result(folder)
+    counts["double payments"] = max(0, job.paid(folder) - undisturbed.paid)
     strays = [p.name for p in folder.rglob(".*") if p.name.endswith("fedcohort-tmp")]
-    if found != undisturbed.result or strays:
-        done["differences"] = 1
-        done["examples"] = [strays[:3] or "another result"]
-    return done
+    if job.result(folder) != undisturbed.result or strays:
+        wrong = f"left: {strays[:3]}" if strays else "another result"
+    return counts, wrong
 
 
-def add_up(total, part):
-    for key, value in part.items():
-        total[key] = (total[key] + value)[:5] if key == "examples" else total[key] + value
+COUNTS = ("kills", "torn", "by time", "missed", "finished", "differences", "losses")
 
 
-def chains(name, undisturbed, root, numbers, until, enough, seed, out):
-    """Run chains until the time is over or the kills are enough; put what was counted into `out`.
-
-    This runs in a process of its own, which forks those that are killed.
-    """
-    inputs = root / f"{name}-inputs"
-    try:
-        for number in numbers:
-            if number and (enough.value <= 0 or time.monotonic() > until):
-                break
-            rng, folder = random.Random(f"{seed} {name} {number}"), root / f"{name}-{number}"
-            try:
-                part = chain(JOBS[name], undisturbed, inputs, folder, rng, rng.randint(1, 4))
-            except Exception as error:  # a job that cannot go on after a kill is a difference
-                part = {"differences": 1, "examples": [f"{type(error).__name__}: {error}"[:2000]]}
-            with enough.get_lock():
-                enough.value -= part.get("kills", 0)
-            out.put(part)
-            shutil.rmtree(folder)
-    finally:
-        out.put(None)
-
-
-def trial(name, seconds, kills, seed=0, jobs=1):
+def trial(name, seconds, kills, seed=0):
     """Run chains of one job until one of `kills` or `seconds` is spent, and count."""
+    job, until, examples = JOBS[name], time.monotonic() + seconds, []
+    counts = Counter(dict.fromkeys((*COUNTS, "double payments"), 0))
     with tempfile.TemporaryDirectory() as place:
-        job, root = JOBS[name], Path(place)
-        (root / f"{name}-inputs").mkdir()
-        job.prepare(root / f"{name}-inputs")
-        until = time.monotonic() + seconds
-        undisturbed = calm(job, root / f"{name}-inputs", root / f"{name}-calm")
-        about = {"moments": undisturbed.moments, "syncs": undisturbed.syncs}
-        about["calm seconds"] = round(undisturbed.seconds, 2)
-        total, out = {"job": name, **none_yet(), **about}, FORK.SimpleQueue()
-        enough = FORK.Value("q", kills)
-        for j in range(jobs):
-            numbers = range(j, 10**9, jobs)
-            shared = (name, undisturbed, root, numbers, until, enough, seed, out)
-            FORK.Process(target=chains, args=shared).start()
-        working = jobs
-        while working:
-            part = out.get()
-            if part is None:
-                working -= 1
-            else:
-                add_up(total, part)
-    return total
+        inputs, folder = Path(place) / "inputs", Path(place) / "trial"
+        inputs.mkdir()
+        job.prepare(inputs)
+        undisturbed = calm(job, inputs, Path(place) / "calm")
+        for number in itertools.count():
+            if number and (counts["kills"] >= kills or time.monotonic() > until):
+                break
+            rng = random.Random(f"{seed} {name} {number}")
+            try:
+                found, wrong = chain(job, undisturbed, inputs, folder, rng, rng.randint(1, 4))
+            except Exception as error:  # a job that cannot go on after a kill is a difference
+                found, wrong = Counter(), f"{type(error).__name__}: {error}"[:2000]
+            counts.update(found, differences=int(wrong is not None))
+            examples += [] if wrong is None else [wrong]
+            shutil.rmtree(folder)
+    about = {"moments": undisturbed.moments, "syncs": undisturbed.syncs}
+    about["calm seconds"] = round(undisturbed.seconds, 2)
+    return {"job": name, **counts, "examples": examples[:5], **about}
 
 
 def failures(result):
@@ -171,4 +137,4 @@ def failures(result):
 
 
 if __name__ == "__main__":
-    drive(__doc__, "jobs", JOBS, trial, failures, kills=10**9, seed=0, jobs=1)
+    drive(__doc__, "jobs", JOBS, trial, failures, kills=10**9, seed=0)
