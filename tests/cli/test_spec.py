@@ -197,11 +197,20 @@ def test_mistakes_in_a_spec_are_named(folder, capsys, change, message):
 
 
 def test_the_column_that_differs_is_named(folder, capsys):
-    (folder / "p.toml").write_text(EXPLAIN.replace("rows = 60\nbits = 4\n", "") + "epsilon = 4\n")
+    privacy = "epsilon = 4\ndelta = 1e-6\n"
+    (folder / "p.toml").write_text(EXPLAIN.replace("rows = 60\nbits = 4\n", "") + privacy)
     for name in "abcd":
-        files = sketched("p.toml", name, more=["--budget", f"{name}.json", "--budget-epsilon", 4])
-    assert "noise on 3 single columns" in capsys.readouterr().out
+        budget = ["--budget", f"{name}.json", "--budget-epsilon", 4, "--budget-delta", 1e-6]
+        sketched("p.toml", name, more=budget)
     assert json.loads((folder / "a.json").read_text())["spent"]["epsilon"] == 4
+    profile = ["profile", "a.sketch", "b.sketch", "-o", "p.html"]
+    for command in (["inspect", "a.sketch"], profile):  # before: epsilon and Laplace only
+        capsys.readouterr()
+        assert run(*command) == 0
+        shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert re.search(
+            "epsilon=4, delta=.*joint counts .*(laplace|gaussian) noise on 3 single", shown
+        ), shown
     files = [f"{name}.sketch" for name in "abcd"]
     assert run("explain", *files, "--format", "json") == 0
     gaps = json.loads(capsys.readouterr().out)
