@@ -97,8 +97,8 @@ class FLIPS(Policy):
         fewest = np.lexsort((rng.random(len(present)), self.state.used[present]))
         quota[np.array(present)[fewest[: round.size % len(present)]]] += 1
         chosen = [i for queue, places in zip(queues, quota, strict=True) for i in queue[:places]]
-        rest = [i for i in order.tolist() if i not in set(chosen)]
-        chosen += rest[: round.size - len(chosen)]
+        rest = order[~np.isin(order, chosen)]
+        chosen += rest[: round.size - len(chosen)].tolist()
         return scored(take(round.available, positions[chosen]), picks[chosen])
 
     def _fit(self, shares: Array, rng: Generator) -> None:

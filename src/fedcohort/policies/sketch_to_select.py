@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from fedcohort.numerics.sampling import kmeans, sample_positions, unit_rows
 from fedcohort.options import Count
@@ -17,9 +16,6 @@ from fedcohort.policies.readings import vectors
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
-
-Floats = NDArray[np.floating[Any]]
-Indices = NDArray[np.int64]
 
 _MAX_FITTED = 5_000  # k-means is fitted to this many sketches; the others join the nearest center
 _FITTED_PER_CLUSTER = 10  # at least this many per cluster
@@ -129,7 +125,10 @@ class SketchToSelect(Policy):
             return
         if self.by_direction:
             rows = unit_rows(rows)
-        labels = _kmeans(rows, round.size, self.restarts, rng)
+        limit = max(_MAX_FITTED, _FITTED_PER_CLUSTER * round.size)
+        fitted = rows[sample_positions(len(rows), limit, rng)]
+        clusters = min(round.size, len(np.unique(fitted, axis=0)))  # at most one per different row
+        labels = kmeans(fitted, clusters, self.restarts, rng).predict(rows)
         clients = [round.available[i] for i in positions.tolist()]
         self.state.cluster = dict(zip(clients, labels.tolist(), strict=True))
         for label in range(labels.max() + 1):
@@ -137,11 +136,3 @@ class SketchToSelect(Policy):
             self.state.sizes.append(inside.size)
             if inside.size:
                 self.state.chosen.append(clients[int(rng.choice(inside))])
-
-
-def _kmeans(rows: Floats, clusters: int, restarts: int, rng: Generator) -> Indices:
-    """Return cluster labels by k-means++ and Lloyd; at most one cluster per different row."""
-    limit = max(_MAX_FITTED, _FITTED_PER_CLUSTER * clusters)
-    fitted = rows[sample_positions(len(rows), limit, rng)]
-    clusters = min(clusters, len(np.unique(fitted, axis=0)))
-    return np.asarray(kmeans(fitted, clusters, restarts, rng).predict(rows), np.int64)

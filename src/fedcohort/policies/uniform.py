@@ -53,7 +53,7 @@ class Uniform(Policy):
             state.cohort, state.drawn = [], round.number
         available = set(round.available)
         kept = tuple(c for c in state.cohort if c in available)[: round.size]
-        others = [c for c in round.available if c not in set(kept)]
+        others = sorted(available.difference(kept))
         cohort = kept + pick(others, round.size - len(kept), rng)
         state.cohort = list(cohort)
         return Selection(cohort)
