@@ -226,17 +226,13 @@ class TestClusteredSampling:
     IDS = IDS[:12]
     SIZES = np.array([40, 3, 17, 8, 9, 25, 60, 5, 12, 30, 7, 14])
 
-    def signals(self, n=SIZES, signal="update_sketch", lengths=1.0) -> Signals:
-        """Four kinds of three clients each."""
-        kinds = 20.0 * np.eye(4)[np.arange(12) % 4]
-        rows = kinds + 0.1 * np.random.default_rng(0).normal(size=(12, 4))
-        return recorded(num_examples=n, **{signal: rows * np.reshape(lengths, (-1, 1))})
-
     @pytest.mark.parametrize("by", ["size", "similarity"])
     @pytest.mark.parametrize("size", [1, 3, 5, 11])
     def test_expected_weights_are_the_shares(self, by: str, size: int) -> None:
         """Mean weight over 3,000 draws; a weight lies in [0, max(1/size, p)]: 5 standard errors."""
-        signals, policy = self.signals(), ClusteredSampling(by)
+        rows = np.random.default_rng(0).normal(size=(12, 4))
+        signals = recorded(num_examples=self.SIZES, update_sketch=rows)
+        policy = ClusteredSampling(by)
         total, draws = np.zeros(12), 3000
         for i in range(draws):
             selection = policy.select(Round(0, self.IDS, size), signals, stream(size, i))
@@ -246,20 +242,6 @@ class TestClusteredSampling:
         share = self.SIZES / self.SIZES.sum()
         error = 5 * np.sqrt(share * np.maximum(1 / size, share) / draws) + 1e-12
         assert (np.abs(total / draws - share) < error).all()
-
-    @pytest.mark.parametrize("lengths", [1.0, np.where(np.arange(12) < 4, 0.1, 50.0)])
-    def test_like_clients_never_come_together(self, lengths) -> None:
-        """Kinds differ in direction; how long an update is says nothing about the kind."""
-        signals = self.signals(np.full(12, 10), lengths=lengths)
-        kinds = {}
-        for by in ("size", "similarity"):
-            policy = ClusteredSampling(by)
-            chosen = [
-                policy.select(Round(0, self.IDS, 4), signals, stream(i)).clients for i in range(200)
-            ]
-            kinds[by] = np.mean([len({int(c) % 4 for c in cohort}) for cohort in chosen])
-        assert kinds["similarity"] == 4.0  # each kind fills one distribution
-        assert kinds["size"] < 3.5
 
     @pytest.mark.parametrize("seed", range(20))
     def test_groups_are_those_of_the_authors_code(self, seed: int) -> None:
