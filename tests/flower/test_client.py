@@ -38,12 +38,6 @@ def test_a_client_says_which_signals_it_answers(client, context):
         client.app(signals=["lost"])
 
 
-def test_a_function_is_given_the_context(client, context):
-    app = ClientApp()
-    attach(app, lambda c: (client.x[: len(c.node_config["client-id"])], client.y[:3]))
-    assert client.ask(app, context, "num_examples") == 3
-
-
 def test_an_app_keeps_its_own_handlers(client, digits, context):
     """A user's app already has @app.train() and @app.evaluate(): both stay."""
     app, seen = ClientApp(), []

@@ -204,6 +204,8 @@ def test_each_node_gets_its_own_message(digits):
     assert [content["config"]["lr"] for _, content in sent] == [0.1] * 3 + [0.05] * 12
     assert all((c["arrays"]["3.bias"].numpy() == node).all() for node, c in sent[3:])
     assert (inner.fraction_train, inner.min_available_nodes) == (0.3, 8)
+    # What updates are compared with is the global model, not that of one of the nodes.
+    assert not any(a.numpy().any() for a in strategy.collector.current.arrays.values())
 
 
 class SomeNodes(PerNode):

@@ -12,11 +12,8 @@ def test_an_upload_without_a_probe_is_an_error(client, context):
     app = client.app(train=client.echo)
     with pytest.raises(ValueError, match="no update of round 1"):
         client.send(app, client.message("train.fedcohort_upload"), context)
-    client.send(
-        app,
-        client.message("train.fedcohort_probe", client.arrays, version="v", gate="cmfl"),
-        context,
-    )
+    probe = client.message("train.fedcohort_probe", client.arrays, version="v", gate="cmfl")
+    client.send(app, probe, context)
     with pytest.raises(ValueError, match="no update of round 4"):
         client.send(app, client.message("train.fedcohort_upload", round=3), context)
     reply = client.send(app, client.message("train.fedcohort_upload"), context)
@@ -28,10 +25,8 @@ def test_an_upload_without_a_probe_is_an_error(client, context):
 def test_a_client_that_lost_the_model_says_so(client, context):
     app = client.app(train=client.echo)
     client.send(app, client.message("train", client.arrays, version="v1"), context)
-    assert (
-        client.send(app, client.message("train", version="v1"), context).content["arrays"]
-        == client.arrays
-    )
+    again = client.send(app, client.message("train", version="v1"), context)
+    assert again.content["arrays"] == client.arrays
     with pytest.raises(ValueError, match="holds 'v1', not 'v2'"):
         client.send(app, client.message("train", version="v2"), context)
 
@@ -55,11 +50,7 @@ def test_an_app_level_clipping_mod_leaves_queries_alone(client, context):
     message.content["config"]["clipping_norm"] = 1.0
     assert app(message, context).has_content()
     assert client.send(app, client.message("train.fedcohort_upload"), context).has_content()
-    assert seen == [
-        "query.fedcohort",
-        "train.fedcohort_probe",
-        "train.fedcohort_upload",
-    ]
+    assert seen == ["query.fedcohort", "train.fedcohort_probe", "train.fedcohort_upload"]
 
 
 def test_our_training_reads_fedproxs_mu(digits, client):

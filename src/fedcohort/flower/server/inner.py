@@ -249,48 +249,34 @@ def _saved(value: Any) -> Any:
 
 
 class Template:
-    """What the inner strategy wants to send, to the nodes that it sampled itself."""
+    """What the inner strategy wants to send, to the nodes that it sampled itself.
+
+    `arrays` is the model where all messages have the same.
+    """
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = {m.metadata.dst_node_id: m for m in messages}
-        self._any = messages[0]
-        records = self._any.content.array_records
-        self.name = next(iter(records), "arrays")
-        self.arrays: ArrayRecord | None = records.get(self.name)
-        self.config = next(iter(self._any.content.config_records), "config")
-        self.per_node = any(
-            m.content is not self._any.content and m.content != self._any.content for m in messages
-        )
+        self.any, content = messages[0], messages[0].content
+        self.name = next(iter(content.array_records), "arrays")
+        self.config = next(iter(content.config_records), "config")
+        self.per_node = any(m.content is not content and m.content != content for m in messages)
+        models = [m.content.array_records.get(self.name) for m in messages]
+        same = all(model is models[0] or model == models[0] for model in models)
+        self.arrays = models[0] if same else None
 
     @property
     def entries(self) -> dict[str, Any]:
         """The inner strategy's training config."""
-        return dict(self._any.content.config_records.get(self.config, {}))
-
-    @property
-    def kind(self) -> str:
-        """The inner strategy's type of message."""
-        return str(self._any.metadata.message_type)
+        return dict(self.any.content.config_records.get(self.config, {}))
 
     def arrays_for(self, node: int) -> ArrayRecord | None:
         """Return the model in the message for this node alone, None where there is none."""
-        if not self.per_node or node not in self.messages:
-            return None
-        return self.messages[node].content.array_records.get(self.name)
+        is_own = self.per_node and node in self.messages
+        return self.messages[node].content.array_records.get(self.name) if is_own else None
 
-    def covers(self, nodes: Iterable[int]) -> bool:
-        """Whether each node can be sent what the inner strategy wants to send to it."""
-        return not self.per_node or all(node in self.messages for node in nodes)
-
-    def check_covers(self, nodes: Mapping[ClientId, int]) -> None:
-        """ConfigError unless the inner strategy made a message for each of the nodes."""
-        missing = sorted(c for c, node in nodes.items() if node not in self.messages)
-        if missing:
-            raise ConfigError(
-                "CohortStrategy: the inner strategy sends each node a message of its own, but none "
-                f"to {', '.join(missing)}; make its configure_train build one for every node of "
-                "grid.get_node_ids()"
-            )
+    def missing(self, nodes: Mapping[ClientId, int]) -> list[ClientId]:
+        """Return the clients that want a message of their own and have none."""
+        return [c for c, node in nodes.items() if self.per_node and node not in self.messages]
 
     def content_for(
         self, node: int, extra: Mapping[str, Any], arrays: ArrayRecord | None
@@ -300,17 +286,12 @@ class Template:
         `arrays` is the model, None where the node holds it already. Our entries are not a record of
         their own, since Flower's clipping mods want exactly one ConfigRecord.
         """
-        inner = self.messages.get(node, self._any).content
+        inner = self.messages.get(node, self.any).content
         content = RecordDict({k: v for k, v in inner.items() if k != self.name})
         if arrays is not None:
             content[self.name] = arrays
         content[self.config] = ConfigRecord({**inner.config_records.get(self.config, {}), **extra})
         return content
-
-    def message(self, node: int, content: RecordDict, kind: str, ttl: float) -> Message:
-        """Return a message like the inner strategy's."""
-        group = self._any.metadata.group_id
-        return Message(content, node, kind, ttl=ttl, group_id=group or None)
 
 
 class Cohort:
@@ -334,7 +315,7 @@ class Cohort:
 
     def train(self) -> list[Message]:
         """Return the training messages of a round without a gate."""
-        return self._messages(self.template.kind, self.request, {})
+        return self._messages(self.template.any.metadata.message_type, self.request, {})
 
     def probe(self, gate: Gate, announced: NDArray[Any] | None) -> dict[ClientId, NDArray[Any]]:
         """Let the clients train, and return what they answer to the gate."""
@@ -403,4 +384,6 @@ class Cohort:
         return list(self.sent.values())
 
     def _message(self, client: ClientId, content: RecordDict, kind: str) -> Message:
-        return self.template.message(self.nodes[client], content, kind, self.collector.timeout + 5)
+        group = self.template.any.metadata.group_id or None
+        ttl = self.collector.timeout + 5
+        return Message(content, self.nodes[client], kind, ttl=ttl, group_id=group)

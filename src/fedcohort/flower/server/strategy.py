@@ -269,12 +269,17 @@ class CohortStrategy(Strategy):
         )
         selection = self._selected()
         chosen = {client: nodes[client] for client in selection.clients}
-        if not template.covers(chosen.values()):
+        if template.missing(chosen):
             fixed = CohortGrid(grid, self.timeout, lambda: list(chosen.values()))
             with inners.full_participation(self.inner, len(chosen)):
                 again = self._call("configure_train", number, arrays, unchanged, fixed)
                 template = Template(list(again))
-            template.check_covers(chosen)
+        if missing := template.missing(chosen):
+            raise ConfigError(
+                "CohortStrategy: the inner strategy sends each node a message of its own, but none "
+                f"to {', '.join(missing)}; make its configure_train build one for every node of "
+                "grid.get_node_ids()"
+            )
         self._cohort = cohort = Cohort(selection, template, collector)
         if self.gate is None:
             if self._grid is not None and not self.pace.waits_for_all:
