@@ -229,7 +229,7 @@ class Registry:
     --------
     >>> import tempfile
     >>> sketch = RaceSketch.srp(dim=2, rows=10, bits=2)
-    >>> sketch.add([[1.0, 0.1], [2.0, 0.1], [0.5, 0.2]])
+    >>> sketch.add([[1.0, 0.1], [2.0, 0.1], [0.5, 0.2]] * 10)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with Registry.create(f"{folder}/warm") as registry:
     ...         registry.add("ann", sketch, {"w": [0.5, 1.0]}, metadata={"site": "north"})
