@@ -101,59 +101,39 @@ TABLES_1 = {
     "high": {"fedacs": (72.1, 155), "uniform": (68.4, 365), "cmfl": (62.9, 915)},
 }
 
-REWARDS_1 = {
-    "fedacs": "reward by updates",
-    "fedacs, gradients": "reward by full gradients",
-    "fedacs, gradient sketch": "reward by 100 numbers per gradient",
-}
-
-# By the end of the setting's name: which form the method has there, by its reward. The released code
-# rewards by full gradients.
-WAYS_1 = {
-    "decaying rate": {"fedacs": LITERAL, "fedacs, gradients": LITERAL},
-    "released code": {"fedacs": OURS, "fedacs, gradients": RELEASED, "fedacs, gradient sketch": OURS},
-}  # fmt: skip
-
-
-def tables_1(papers, form, words, claim, setting, variants, numbers):
-    """Tables I and II for a method and its baseline; `numbers` are the paper's pairs of both."""
-    accuracies, rounds = zip(*numbers, strict=True)
-    text = f"{words}\n{claim}: accuracy over the last rounds (Table I)"
-    yield accuracy_row(papers, ("1", form), text, setting, *variants, accuracies)
-    text = f"{words}\n{claim}: rounds to 65 % (Table II)"
-    yield rounds_row(papers, ("1", form), text, setting, *variants, 0.65, rounds)
+# The end of the setting's name, the form, the claim, the method and its baseline.
+COMPARED_1 = (
+    ("decaying rate", LITERAL, "FedACS, reward by updates, against random", "fedacs", "uniform"),
+    ("decaying rate", LITERAL, "FedACS, reward by full gradients, against random", "fedacs, gradients", "uniform"),
+    ("released code", OURS, "FedACS, reward by updates, against random", "fedacs", "uniform"),
+    ("released code", RELEASED, "FedACS, reward by full gradients, against random", "fedacs, gradients", "uniform"),
+    ("released code", OURS, "FedACS, reward by 100 numbers per gradient, against random", "fedacs, gradient sketch", "uniform"),
+    ("released code", RELEASED, "random against CMFL", "uniform", "cmfl, released code"),
+)  # fmt: skip
 
 
 def paper_1(papers):
     for level, table in TABLES_1.items():
         words = f"CIFAR-10, {level} heterogeneity; 400 of 1,000 rounds"
-        for way, forms in WAYS_1.items():
+        for way, form, claim, *variants in COMPARED_1:
             setting = f"paper 1, {level} heterogeneity, {way}"
-            for method, form in forms.items():
-                claim = f"FedACS, {REWARDS_1[method]}, against random"
-                numbers = table["fedacs"], table["uniform"]
-                variants = method, "uniform"
-                yield from tables_1(papers, form, words, claim, setting, variants, numbers)
-        setting = f"paper 1, {level} heterogeneity, released code"
-        numbers, variants = (table["uniform"], table["cmfl"]), ("uniform", "cmfl, released code")
-        yield from tables_1(
-            papers, RELEASED, words, "random against CMFL", setting, variants, numbers
-        )
+            accuracies, rounds = zip(*(table[v.partition(",")[0]] for v in variants), strict=True)
+            text = f"{words}\n{claim}: accuracy over the last rounds (Table I)"
+            yield accuracy_row(papers, ("1", form), text, setting, *variants, accuracies)
+            text = f"{words}\n{claim}: rounds to 65 % (Table II)"
+            yield rounds_row(papers, ("1", form), text, setting, *variants, 0.65, rounds)
         for form, way in ((LITERAL, "decaying rate"), (RELEASED, "released code")):
             yield accuracy_row(
                 papers, ("1", form), f"{words}\nIID clients against random cohorts (Table I)", f"paper 1, IID, {way}",
                 "uniform", "uniform", (74.0, table["uniform"][0]), base_setting=f"paper 1, {level} heterogeneity, {way}",
             )  # fmt: skip
-    for form, way, method in (
-        (LITERAL, "decaying rate", "fedacs"),
-        (RELEASED, "released code", "fedacs, gradients"),
+    yield degradation_row(papers, LITERAL, "decaying rate", "fedacs")
+    yield degradation_row(papers, RELEASED, "released code", "fedacs, gradients")
+    for form, end, method in (
+        (OURS, "", "fedacs"),
+        (RELEASED, ", released code", "fedacs, gradients"),
     ):
-        yield degradation_row(papers, form, way, method)
-    for form, setting, method in (
-        (OURS, "paper 1, low heterogeneity", "fedacs"),
-        (RELEASED, "paper 1, low heterogeneity, released code", "fedacs, gradients"),
-    ):
-        words = "CIFAR-10, low heterogeneity\n"
+        words, setting = "CIFAR-10, low heterogeneity\n", f"paper 1, low heterogeneity{end}"
         yield accuracy_row(
             papers, ("1", form), f"{words}lambda = 0.4 above 0.6 (Figure 4)", setting, method, f"{method}, lambda 0.6", (0, 0),
         )  # fmt: skip
@@ -285,14 +265,14 @@ def paper_3(papers):
         words = f"CIFAR-10 {split}: rounds to {target:.0%} (Table 1); {rounds:,} of 2,000 rounds\n"
         baselines = [("random", "uniform", random)]
         baselines += [("Pow-d, d = 10", "power-of-choice, d=10", pow_d)] if split != "1SPC" else []
-        for name, variant, theirs in baselines:
+        forms = {
+            OURS: f"paper 3, CIFAR-10 {split}",
+            RELEASED: f"paper 3, CIFAR-10 {split}, released network",
+        }
+        for (name, variant, theirs), (form, setting) in itertools.product(baselines, forms.items()):
             yield rounds_row(
-                papers, ("3", OURS), f"{words}FedCor against {name}", f"paper 3, CIFAR-10 {split}",
-                "fedcor, interval 50, beta 0.9", variant, target, (fedcor, theirs),
-            )  # fmt: skip
-            yield rounds_row(
-                papers, ("3", RELEASED), f"{words}FedCor against {name}", f"paper 3, CIFAR-10 {split}, released network",
-                "fedcor, interval 50, beta 0.9", variant, target, (fedcor, theirs),
+                papers, ("3", form), f"{words}FedCor against {name}", setting, "fedcor, interval 50, beta 0.9",
+                variant, target, (fedcor, theirs),
             )  # fmt: skip
     yield script_row(
         papers, ("3", OURS), "the covariance is stationary (Figure 3): cosine over ten rounds above 0.97; "

@@ -10,6 +10,7 @@ Fashion-MNIST (FEMNIST in one case); the model is an MLP 784-64-30-10. Sketches 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from provenance import write
 from fedcohort.datasets import Dataset, Federation, federate, load
 from fedcohort.metrics import gemd, participation, participation_entropy
 from fedcohort.partition import PARTITIONS
-from fedcohort.policies import FedCBS, Oort, Policy, SketchMatch, Uniform
+from fedcohort.policies import Policy, SketchMatch
 from fedcohort.rounds import History, stream
 from fedcohort.simulate import LocalTraining, Simulation, Trace, build
 from fedcohort.sketch.federation import UniformLabels
@@ -36,12 +37,11 @@ JOIN, MOVE = 40, 25  # rounds
 
 @dataclass(frozen=True)
 class Case:
-    """One situation; `window` are the rounds whose mean accuracy is reported."""
+    """One situation; `window` are the rounds whose mean accuracy is reported, to the last one."""
 
     about: str
     federation: Callable[[int], Federation]
-    variants: dict[str, Callable[[], Policy]]
-    rounds: int
+    variants: dict[str, str | Callable[[], Policy]]
     window: tuple[int, int]
     cohort_size: int = 5
     local: LocalTraining = FASHION
@@ -133,32 +133,26 @@ def exchange_data(simulation: Simulation, number: int) -> None:
         parts.update({names[i]: parts[names[j]] for i, j in enumerate(order)})
 
 
-@cache
-def femnist() -> Dataset:
-    return load("femnist")
-
-
 MATCH = {
-    "uniform": Uniform,
-    "sketch-match": SketchMatch,
-    "sketch-match, epsilon 1": lambda: SketchMatch(epsilon=1.0),
+    "uniform": "uniform",
+    "sketch-match": "sketch-match",
+    "sketch-match, epsilon 1": "sketch-match:epsilon=1",
 }
+TWO_SHARDS = "two shards per client"
 
 CASES = {
     "planned epochs": Case(
-        "10 of 20 clients, two shards each: all clients are divided into cohorts at once",
+        f"10 of 20 clients, {TWO_SHARDS}: all clients are divided into cohorts at once",
         lambda seed: two_shards(seed, 20),
         MATCH,
-        rounds=50,
-        window=(0, 50),
+        (0, 50),
         cohort_size=10,
     ),
     "late joiners": Case(
         "clients with half of the labels join at round 40; accuracy over the next 20 rounds",
         halves_of_labels,
         MATCH,
-        rounds=60,
-        window=(JOIN, 60),
+        (JOIN, 60),
         options={"availability": joining()},
     ),
     "long tail": Case(
@@ -166,8 +160,8 @@ CASES = {
         long_tailed,
         {
             **MATCH,
-            "oort": Oort,
-            "fed-cbs": FedCBS,
+            "oort": "oort",
+            "fed-cbs": "fed-cbs",
             "sketch-match, public target": balanced,
             "sketch-match, public target, epsilon 1": lambda: balanced(epsilon=1.0),
             "sketch-match, public target, epsilon 1, 2 x 8": lambda: balanced(2, 3, epsilon=1.0),
@@ -175,79 +169,59 @@ CASES = {
                 target=UniformLabels(like_clients()), pool="random"
             ),
         },
-        rounds=200,
-        window=(180, 200),
+        (180, 200),
     ),
     "drift": Case(
-        "all data move to other clients at round 25; accuracy over the next 50 rounds",
+        f"all data move to other clients at round {MOVE}; accuracy over the next 50 rounds",
         two_shards,
-        {
-            **MATCH,
-            "sketch-match, refresh": lambda: SketchMatch(refresh=MOVE),
-        },
-        rounds=75,
-        window=(MOVE, 75),
+        {**MATCH, "sketch-match, refresh": f"sketch-match:refresh={MOVE}"},
+        (MOVE, 75),
         before_round=exchange_data,
     ),
     "quantity skew": Case(
-        "two shards per client, of which 10 to 600 records are kept",
+        f"{TWO_SHARDS}, of which 10 to 600 records are kept",
         unequal_sizes,
-        MATCH
-        | {
-            "sketch-match, epsilon 1, records=150": lambda: SketchMatch(epsilon=1.0, records=150),
-        },
-        rounds=150,
-        window=(0, 150),
+        {**MATCH, "sketch-match, epsilon 1, records=150": "sketch-match:epsilon=1,records=150"},
+        (0, 150),
     ),
     "FEMNIST": Case(
         "293 writers, cohorts of 10",
-        lambda seed: federate(femnist(), "natural", seed=seed),
-        {
-            **MATCH,
-            "sketch-match, epsilon 1, 2 x 8": lambda: SketchMatch(rows=2, bits=3, epsilon=1.0),
-        },
-        rounds=150,
-        window=(0, 150),
+        lambda seed: federate(load("femnist"), "natural", seed=seed),
+        {**MATCH, "sketch-match, epsilon 1, 2 x 8": "sketch-match:rows=2,bits=3,epsilon=1"},
+        (0, 150),
         cohort_size=10,
         local=LocalTraining(epochs=2, batch_size=20, lr=0.05),
     ),
     "embeddings": Case(
-        "two shards per client, sketches without labels: of pixels, or of the current model's "
-        "first layer",
+        f"{TWO_SHARDS}, sketches without labels: of pixels, or of the current model's first layer",
         two_shards,
         {
-            "uniform": Uniform,
-            "sketch-match, pixels": lambda: SketchMatch(label_weight=0.0),
-            "sketch-match, model of every 10th round": lambda: SketchMatch(
-                label_weight=0.0, embed="model", refresh=10
+            "uniform": "uniform",
+            "sketch-match, pixels": "sketch-match:label_weight=0",
+            "sketch-match, model of every 10th round": (
+                "sketch-match:label_weight=0,embed=model,refresh=10"
             ),
-            "sketch-match, initial model": lambda: SketchMatch(label_weight=0.0, embed="model"),
+            "sketch-match, initial model": "sketch-match:label_weight=0,embed=model",
         },
-        rounds=100,
-        window=(0, 100),
+        (0, 100),
     ),
     "turns": Case(
-        "two shards per client: what it costs that everybody takes part",
+        f"{TWO_SHARDS}: what it costs that everybody takes part",
         two_shards,
-        {
-            "uniform": Uniform,
-            "sketch-match": SketchMatch,
-            "sketch-match, turns=1": lambda: SketchMatch(turns=1),
-            "sketch-match, turns=2": lambda: SketchMatch(turns=2),
-        },
-        rounds=100,
-        window=(0, 100),
+        {name: name for name in ("uniform", "sketch-match")}
+        | {f"sketch-match, turns={n}": f"sketch-match:turns={n}" for n in (1, 2)},
+        (0, 100),
     ),
 }
 
 
 def run(case: Case, variant: str, seeds: list[int], device: str) -> list[dict[str, Any]]:
     federations = {seed: case.federation(seed) for seed in seeds}
-    data = federations[seeds[0]].dataset
+    data, policy = federations[seeds[0]].dataset, case.variants[variant]
     simulation = Simulation(
-        lambda seed: federations[seed],
+        federations.__getitem__,
         lambda seed: build("mlp-64-30", data.sample_shape, data.classes, seed=seed),
-        case.variants[variant],
+        policy() if callable(policy) else policy,
         cohort_size=case.cohort_size,
         local=case.local,
         seeds=seeds,
@@ -255,7 +229,7 @@ def run(case: Case, variant: str, seeds: list[int], device: str) -> list[dict[st
         **case.options,
     )
     histories = [History(seed) for seed in seeds]
-    for number in range(case.rounds):
+    for number in range(case.window[1]):
         case.before_round(simulation, number)
         for history, record in zip(histories, simulation.step(), strict=True):
             history.rounds.append(record)
@@ -268,22 +242,15 @@ def row_of(history: History, federation: Federation, window: tuple[int, int]) ->
     place = {client: i for i, client in enumerate(clients)}
     chosen = [[place[c] for c in cohort] for cohort in history.selections[slice(*window)]]
     picks, counts = participation(history.selections, clients), federation.label_counts()
+    seen = itertools.accumulate(map(set, history.selections), set.union)
     return {
         "seed": history.seed,
         "accuracy": float(np.mean(history.accuracy[slice(*window)])),
         "gemd": float(np.mean([gemd(counts, cohort) for cohort in chosen])),
         "participation_entropy": participation_entropy(picks),
         "never_picked": int((picks == 0).sum()),
-        "all_used_by": all_used_by(history.selections, set(clients)),
+        "all_used_by": next((n for n, used in enumerate(seen, 1) if len(used) == len(place)), None),
     }
-
-
-def all_used_by(selections: list[tuple[str, ...]], waiting: set[str]) -> int | None:
-    for number, cohort in enumerate(selections, start=1):
-        waiting = waiting.difference(cohort)
-        if not waiting:
-            return number
-    return None
 
 
 def main() -> None:
@@ -301,7 +268,7 @@ def main() -> None:
             started = time.perf_counter()
             found = run(case, variant, seeds, args.device)
             about = {"case": name, "variant": variant, "about": case.about, "seeds": found}
-            about |= {"rounds": case.rounds, "window": list(case.window)}
+            about |= {"rounds": case.window[1], "window": list(case.window)}
             about |= {"cohort_size": case.cohort_size, "seconds": time.perf_counter() - started}
             rows.append(about)
             write(args.out, rows)

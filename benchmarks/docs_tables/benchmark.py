@@ -163,6 +163,23 @@ def ranking(file, *cases):
     return table(header, [cells for _, cells in lines])
 
 
+def only_there(file, case):
+    """Policies that were run in this setting and in no other, against uniform: SETTING=TARGET."""
+    setting, _, target = case.rpartition("=")
+    by_name, lines = parts(file, setting), []
+    elsewhere = {p["variant"] for p in result(file)["parts"] if p["setting"] != setting}
+    base = by_name["uniform"]
+    names = [name for name in by_name if name not in elsewhere]
+    for name in names:
+        part = by_name[name]
+        pairs = zip(part["seeds"], base["seeds"], strict=True)
+        points = [100 * (a["accuracy"] - b["accuracy"]) for a, b in pairs]
+        cells = ratio(part, base, float(target), len(names)), difference(points, len(names))
+        lines.append([name, rounds_cell(part, float(target)), *cells[0], *cells[1]])
+    header = ["policy", f"rounds to {float(target):.0%}", "fewer rounds", "verdict"]
+    return table([*header, "points of accuracy", "verdict"], lines)
+
+
 def chance(file):
     """How often chance earned a mark: uniform cohorts drawn again, beside uniform cohorts."""
     lines = []
@@ -193,7 +210,7 @@ def accuracy_ranking(file, setting):
         if name == "uniform" or word in ("better", "worse"):
             cells = ["", "baseline"] if name == "uniform" else [text, word]
             lines.append((accuracy.mean(), [label(name, part), spread(accuracy), *cells]))
-        else:
+        elif not is_uniform_again(name, part):
             others += 1
     lines.sort(key=lambda line: -line[0])
     header = ["policy", "accuracy %", "points above uniform", "verdict"]

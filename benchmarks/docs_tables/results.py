@@ -25,7 +25,7 @@ BASELINE = "uniform"
 # repeat the published ones. A part that was run before takes the place of the earlier one: its
 # policy has changed.
 LATER = {
-    "benchmark-selection.json": ["cifar10", "fedacs", "rivals"],
+    "benchmark-selection.json": ["cifar10", "fedacs", "rivals", ("again-uniform", "again")],
     "benchmark-papers.json": [
         *("papers-later", "papers-released", "papers-gradients", "papers-gradients-2"),
         *("papers-median", "papers-short-uniform", "papers-short"),
@@ -211,21 +211,20 @@ def left_out(suite, file):
     """Which parts of a suite, as it is now, have no result in the file, by setting."""
     held = by_name(result(file)["parts"])
     every = {(part.setting, part.variant): part.experiment.seeds for part in read_suite(suite)}
-    missing = [name for name in every if name not in held]
     ran = {name: held[name]["experiment"]["seeds"] for name in every if name in held}
-    fewer = [name for name, seeds in ran.items() if len(seeds) < len(every[name])]
-    count = f"{len(ran)} of the" if missing else "All"
+    count = f"{len(ran)} of the" if len(ran) < len(every) else "All"
     text = f"{count} {len(every)} parts of the suite have results."
-    for setting, variant in fewer:
-        seeds = enumerated([str(seed) for seed in ran[setting, variant]])
-        text += f" With seeds {seeds} only: {setting}: {variant}."
-    if not missing:
-        return f"{text}\n"
-    by_setting = {}
-    for setting, variant in missing:
-        by_setting.setdefault(setting, []).append(variant)
-    lines = [f"- {setting}: {'; '.join(variants)}" for setting, variants in by_setting.items()]
-    return "\n".join([f"{text} Not run:", "", *lines]) + "\n"
+    for (setting, variant), seeds in ran.items():
+        if len(seeds) < len(every[setting, variant]):
+            text += f" With seeds {enumerated([*map(str, seeds)])} only: {setting}: {variant}."
+    lines = []
+    for setting in dict.fromkeys(setting for setting, _ in every):
+        variants = [variant for name, variant in every if name == setting]
+        missing = [variant for variant in variants if (setting, variant) not in ran]
+        if missing:
+            listed = "; ".join(missing) if len(missing) < len(variants) else "all variants"
+            lines.append(f"- {setting}: {listed}")
+    return "\n".join([f"{text} Not run:", "", *lines] if lines else [text]) + "\n"
 
 
 def provenance(file):
