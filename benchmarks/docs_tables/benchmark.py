@@ -11,6 +11,7 @@ from docs_tables.results import (
     missing,
     paired_interval,
     parts,
+    points_above,
     ratio,
     result,
     rounds_below,
@@ -23,14 +24,11 @@ from docs_tables.results import (
 
 def at_equal_bytes(part, base):
     """Accuracy of each seed when it has sent as much as uniform did in all its rounds."""
-    budget = min(row["megabytes"][-1] for row in base["seeds"])
+    budget = min(row["megabytes"][-1] for row in base["seeds"]) + 1e-9
     values = []
     for row in part["seeds"]:
-        known = [
-            a
-            for a, b in zip(row["curve"], row["megabytes"], strict=True)
-            if a is not None and b <= budget + 1e-9
-        ]
+        points = zip(row["curve"], row["megabytes"], strict=True)
+        known = [a for a, sent in points if a is not None and sent <= budget]
         values.append(100 * np.mean(known[-2:]) if known else np.nan)
     return np.array(values)
 
@@ -96,24 +94,21 @@ def selection_rows(file):
 
 
 def _selection_row(setting, target, name, part, base, gains):
-    rows, other = part["seeds"], base["seeds"]
+    rows, is_base = part["seeds"], part is base
     row = {"setting": setting, "policy": label(name, part), "seeds": len(rows), "target": target}
-    accuracy, curve = ([100 * r["accuracy"] for r in rows], [100 * area(r) for r in rows])
     if target is not None:
-        first, below = rounds_to(part, target), rounds_below(part, target)
+        first = rounds_to(part, target)
         row |= {"rounds to target": mean(first), "deviation": deviation(first)}
         row |= {"seeds that missed it": missing(part, target)}
-        row |= {"rounds below target": mean(below)}
-        text, word = ("", "") if part is base else ratio(part, base, target, gains)
+        row |= {"rounds below target": mean(rounds_below(part, target))}
+        text, word = ("", "") if is_base else ratio(part, base, target, gains)
         row |= {"times fewer rounds": text, "rounds": word}
         row |= {"MB to target": megabytes_to(part, target)}
-    gain = ("", "")
-    if part is not base:
-        pairs = zip(accuracy, other, strict=True)
-        gain = difference([a - 100 * b["accuracy"] for a, b in pairs], gains)
+    accuracy = [100 * r["accuracy"] for r in rows]
+    gain = ("", "") if is_base else difference(points_above(part, base), gains)
     row |= {"accuracy %": mean(accuracy), "deviation of accuracy": deviation(accuracy)}
     row |= {"points above uniform": gain[0], "accuracy": gain[1]}
-    row |= {"mean accuracy over rounds %": mean(curve)}
+    row |= {"mean accuracy over rounds %": mean([100 * area(r) for r in rows])}
     row |= {"accuracy at equal bytes %": mean(at_equal_bytes(part, base))}
     row |= {"worst tenth %": mean([100 * r["worst_tenth_accuracy"] for r in rows])}
     row |= {"GEMD": mean([r["gemd"] for r in rows], 3)}
@@ -172,10 +167,9 @@ def only_there(file, case):
     names = [name for name in by_name if name not in elsewhere]
     for name in names:
         part = by_name[name]
-        pairs = zip(part["seeds"], base["seeds"], strict=True)
-        points = [100 * (a["accuracy"] - b["accuracy"]) for a, b in pairs]
-        cells = ratio(part, base, float(target), len(names)), difference(points, len(names))
-        lines.append([name, rounds_cell(part, float(target)), *cells[0], *cells[1]])
+        fewer = ratio(part, base, float(target), len(names))
+        points = difference(points_above(part, base), len(names))
+        lines.append([name, rounds_cell(part, float(target)), *fewer, *points])
     header = ["policy", f"rounds to {float(target):.0%}", "fewer rounds", "verdict"]
     return table([*header, "points of accuracy", "verdict"], lines)
 
@@ -185,16 +179,12 @@ def chance(file):
     lines = []
     for setting in dict.fromkeys(p["setting"] for p in result(file)["parts"]):
         by_name = parts(file, setting)
-        for name, part in by_name.items():
-            if not is_uniform_again(name, part):
-                continue
-            base, count = by_name["uniform"], len(by_name) - 1
-            pairs = zip(part["seeds"], base["seeds"], strict=True)
-            points = [100 * (a["accuracy"] - b["accuracy"]) for a, b in pairs]
+        base, count = by_name["uniform"], len(by_name) - 1
+        for part in (part for name, part in by_name.items() if is_uniform_again(name, part)):
+            points = difference(points_above(part, base), count)
             for target in base["targets"]:
                 alone, together = (ratio(part, base, target, m) for m in (1, count))
-                cells = [*alone, together[1], *difference(points, count)]
-                lines.append([f"{setting}, {target:.0%}", *cells])
+                lines.append([f"{setting}, {target:.0%}", *alone, together[1], *points])
     header = ["setting, target", "fewer rounds", "by itself", "in the ranking"]
     return table([*header, "points of accuracy", "in the ranking"], lines)
 
@@ -202,14 +192,13 @@ def chance(file):
 def accuracy_ranking(file, setting):
     """Policies of one setting that end above or below uniform cohorts, beyond chance."""
     by_name = parts(file, setting)
-    base = np.array([100 * r["accuracy"] for r in by_name["uniform"]["seeds"]])
     lines, others = [], 0
     for name, part in by_name.items():
-        accuracy = np.array([100 * r["accuracy"] for r in part["seeds"]])
-        text, word = difference((accuracy - base).tolist(), len(by_name) - 1)
-        if name == "uniform" or word in ("better", "worse"):
-            cells = ["", "baseline"] if name == "uniform" else [text, word]
-            lines.append((accuracy.mean(), [label(name, part), spread(accuracy), *cells]))
+        accuracy = [100 * row["accuracy"] for row in part["seeds"]]
+        cells = difference(points_above(part, by_name["uniform"]), len(by_name) - 1)
+        if name == "uniform" or cells[1] in ("better", "worse"):
+            cells = ["", "baseline"] if name == "uniform" else cells
+            lines.append((np.mean(accuracy), [label(name, part), spread(accuracy), *cells]))
         elif not is_uniform_again(name, part):
             others += 1
     lines.sort(key=lambda line: -line[0])

@@ -144,6 +144,12 @@ SMALLEST_POINTS = 0.5
 SMALLEST_RATIO = 1.05
 
 
+def points_above(part, base):
+    """Points of accuracy above the baseline per seed."""
+    pairs = zip(part["seeds"], base["seeds"], strict=True)
+    return [100 * (row["accuracy"] - other["accuracy"]) for row, other in pairs]
+
+
 def difference(values, comparisons=1):
     """Mean of paired differences in points with its 95 % interval, and a verdict."""
     interval = paired_interval(values, comparisons)
