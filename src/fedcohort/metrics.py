@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import entr
 
 from fedcohort.exceptions import UnknownClient
 
@@ -15,14 +19,8 @@ def gemd(label_counts: ArrayLike, selected: Sequence[int]) -> float:
 
     Eq. 15 of FL-DP3S (paper 4): the L1 distance, without a factor of one half, between the label
     distribution of the cohort's pooled data and that of all clients' pooled data. It is 0 if the
-    cohort mirrors the federation, and always below 2.
-
-    Parameters
-    ----------
-    label_counts : array (clients, classes)
-        Number of examples per client and class.
-    selected : sequence of int
-        Row numbers of the cohort's clients.
+    cohort mirrors the federation, and always below 2. `label_counts` (clients, classes) are numbers
+    of examples, and `selected` the rows of the cohort's clients.
 
     Examples
     --------
@@ -61,14 +59,10 @@ def time_to_target(accuracy: ArrayLike, seconds: ArrayLike, target: float) -> fl
 
 def participation(selections: Iterable[Iterable[str]], clients: Sequence[str]) -> NDArray[np.int64]:
     """Count how often each client was selected, in the order of `clients`."""
-    position = {client: i for i, client in enumerate(clients)}
-    counts = np.zeros(len(position), dtype=np.int64)
-    for cohort in selections:
-        for client in cohort:
-            if client not in position:
-                raise UnknownClient(f"participation: {client!r} was selected but is not a client")
-            counts[position[client]] += 1
-    return counts
+    counts = Counter(chain.from_iterable(selections))
+    if unknown := counts.keys() - set(clients):
+        raise UnknownClient(f"participation: {min(unknown)!r} was selected but is not a client")
+    return np.array([counts[client] for client in clients], np.int64)
 
 
 def participation_entropy(counts: ArrayLike) -> float:
@@ -79,6 +73,5 @@ def participation_entropy(counts: ArrayLike) -> float:
     array = np.asarray(counts, np.float64)
     if (array < 0).any() or not 0 < array.sum() < np.inf:
         raise ValueError("participation_entropy: counts must be non-negative and not all 0")
-    share = array[array > 0] / array.sum()
-    bits = max(0.0, -float((share * np.log2(share)).sum()))
-    return 1.0 if array.size == 1 else min(1.0, bits / float(np.log2(array.size)))
+    nats = float(entr(array / array.sum()).sum())
+    return 1.0 if array.size == 1 else min(1.0, nats / math.log(array.size))
