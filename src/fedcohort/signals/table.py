@@ -138,12 +138,9 @@ class Signals:
     def rounds(self, name: str, clients: Sequence[ClientId]) -> Indices:
         """Return the round in which each client's reading was taken, -1 where there is none."""
         rows = self._rows(name, clients)
-        has_reading = rows >= 0
-        return (
-            np.where(has_reading, self._columns[name].stamps[rows], -1)
-            if has_reading.any()
-            else rows
-        )
+        if not (rows >= 0).any():
+            return rows
+        return np.where(rows >= 0, self._columns[name].stamps[rows], -1)
 
     def _rows(self, name: str, clients: Sequence[ClientId]) -> Indices:
         column = self._columns.get(name)
