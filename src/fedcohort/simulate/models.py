@@ -70,43 +70,45 @@ def _conv_net(
     """Convolutions, the first `pooled` of them followed by 2x2 maxima, then dense layers."""
 
     def make(shape: Shape, classes: int) -> nn.Module:
-        layers, (depth, high, wide) = _image(shape)
+        layers, depth = _image(shape)
         for i, (out, pad) in enumerate(zip(channels, pads, strict=False), start=1):
             layers.append((f"conv{i}", nn.Conv2d(depth, out, kernel, padding=pad)))
-            depth, high, wide = out, high + 2 * pad - kernel + 1, wide + 2 * pad - kernel + 1
-            if i <= pooled:
-                layers.append((f"pool{i}", nn.MaxPool2d(2)))
-                high, wide = high // 2, wide // 2
+            layers += [(f"pool{i}", nn.MaxPool2d(2))] if i <= pooled else []
             layers.append((f"relu{i}", nn.ReLU()))
-        features = _features(shape, depth, high, wide)
-        layers += [("flatten", nn.Flatten()), *_dense([features, *hidden], classes)]
-        return nn.Sequential(OrderedDict(layers))
+            depth = out
+        return _with_head(layers, shape, hidden, classes)
 
     return make
 
 
-def _image(shape: Shape) -> tuple[list[tuple[str, nn.Module]], Shape]:
-    """Accept (height, width) as one channel."""
+def _image(shape: Shape) -> tuple[list[tuple[str, nn.Module]], int]:
+    """Return the first layers and the channels; (height, width) is one channel."""
     if len(shape) == 3:
-        return [], shape
+        return [], shape[0]
     if len(shape) == 2:
-        return [("channel", nn.Unflatten(1, (1, shape[0])))], (1, *shape)
+        return [("channel", nn.Unflatten(1, (1, shape[0])))], 1
     raise ConfigError(
         f"input_shape={tuple(shape)}: a convolution needs (channels, height, width) or "
         "(height, width)"
     )
 
 
-def _features(shape: Shape, depth: int, high: int, wide: int) -> int:
-    if high < 1 or wide < 1:
-        raise ConfigError(f"input_shape={tuple(shape)} is too small for this model's convolutions")
-    return depth * high * wide
+def _with_head(
+    layers: list[tuple[str, nn.Module]], shape: Shape, hidden: Sequence[int], classes: int
+) -> nn.Module:
+    """Return a network of convolutions and then dense layers of these sizes."""
+    try:
+        features = nn.Sequential(OrderedDict(layers))(torch.zeros(1, *shape)).numel()
+    except RuntimeError:
+        text = f"input_shape={tuple(shape)} is too small for this model's convolutions"
+        raise ConfigError(text) from None
+    dense = _dense([features, *hidden], classes)
+    return nn.Sequential(OrderedDict([*layers, ("flatten", nn.Flatten()), *dense]))
 
 
 def _lrn_cnn(shape: Shape, classes: int) -> nn.Module:
     """The network of TensorFlow's old CIFAR tutorial; its alpha is a ninth of PyTorch's."""
-    layers, (depth, high, wide) = _image(shape)
-    features = _features(shape, 32, high // 4, wide // 4)
+    layers, depth = _image(shape)
     layers += [
         ("conv1", nn.Conv2d(depth, 32, 5, padding=2)),
         ("pool1", nn.MaxPool2d(2)),
@@ -116,10 +118,8 @@ def _lrn_cnn(shape: Shape, classes: int) -> nn.Module:
         ("relu2", nn.ReLU()),
         ("norm2", nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)),
         ("pool2", nn.MaxPool2d(2)),
-        ("flatten", nn.Flatten()),
-        *_dense([features, 256], classes),
     ]
-    return nn.Sequential(OrderedDict(layers))
+    return _with_head(layers, shape, [256], classes)
 
 
 class CharLSTM(nn.Module):
