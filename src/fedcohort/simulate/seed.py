@@ -208,8 +208,8 @@ class Seed:
         options = self.session.policy.signal_options
         for name, stated in options.items():
             if stated.get("insight_step"):
-                numbers = self.model.numel()
-                self.session.charge(name, "up", dict.fromkeys(self.finished, 4 * numbers))
+                sent = dict.fromkeys(self.finished, self.model_bytes)
+                self.session.charge(name, "up", sent)
         names = sorted(self.session.policy.needs.reply)
         replies = {name: self.collect(name, self.finished, arrived=trained) for name in names}
         if any(not stated.get("fresh", True) for stated in options.values()):
