@@ -28,6 +28,7 @@ import torch
 from provenance import write
 
 from fedcohort.datasets import Federation, federate, load
+from fedcohort.partition import natural
 from fedcohort.personalize import ColdStart, Record, Registry
 from fedcohort.personalize.finetune import finetune
 from fedcohort.privacy.release import sketch_size
@@ -56,7 +57,7 @@ def split(dataset, name, clients, cold, seed):
     rng = stream(seed, "cold-start")
     if name == "natural":
         federation = federate(dataset, "natural", clients=clients, seed=seed)
-        tests = federation.test_parts()
+        tests = natural(dataset.test_client_ids)
         parts = {c: rows for c, rows in federation.parts.items() if c in tests}
         warm, cold = parted(parts, some(parts, cold or len(parts) // 2, rng))
         return warm, cold, [tests[c] for c in warm], [tests[c] for c in cold]

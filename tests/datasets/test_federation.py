@@ -22,7 +22,6 @@ def test_counts_are_in_the_order_of_sorted_ids():
     assert federation.sizes().tolist() == [2, 3]
     assert federation.label_counts().tolist() == [[0, 1, 1], [3, 0, 0]]
     assert federation.parts["b"].dtype == np.int64
-    assert federation.test_parts() == {}
 
 
 @pytest.mark.parametrize(
@@ -69,12 +68,10 @@ def test_natural_clients_all_or_some():
     data = from_arrays(X, Y, ids, X, Y, test_client_ids=ids)
     whole = federate(data, "natural")
     assert whole.clients == ("ann", "bob", "eve", "joe")
-    assert whole.test_parts()["bob"].tolist() == [5, 6, 7, 8, 9]
     assert DataConfig(partition="natural").num_clients is None  # all of them
     asked = DataConfig(partition="natural", clients=2).num_clients
     two = federate(data, "natural", asked, seed=4)
     assert len(two.clients) == 2
-    assert list(two.test_parts()) == list(two.clients)
     with pytest.raises(ConfigError, match="clients=5 must be from 1 to 4"):
         federate(data, "natural", clients=5)
     drawn = {federate(data, "natural", clients=2, seed=s).clients for s in range(40)}

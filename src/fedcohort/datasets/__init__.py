@@ -157,13 +157,6 @@ class Federation:
         rows = [np.bincount(y[part], minlength=classes) for part in self.parts.values()]
         return np.stack(rows).astype(np.int64)
 
-    def test_parts(self) -> dict[ClientId, IndexArray]:
-        """Rows of `dataset.x_test` by client, where the data says whose they are."""
-        if self.dataset.test_client_ids is None or not len(self.dataset.test_client_ids):
-            return {}
-        groups = natural(self.dataset.test_client_ids)
-        return {client: groups[client] for client in self.parts if client in groups}
-
 
 def federate(
     dataset: Dataset,

@@ -38,6 +38,7 @@ from fedcohort.registry import lookup
 from fedcohort.simulate.local import config_errors, first_dense, seeded
 
 Shape = Sequence[int]
+BATCH = 4096  # samples that are embedded at a time
 
 
 def _dense(sizes: Sequence[int], classes: int, dropout: float = 0.0) -> list[tuple[str, nn.Module]]:
@@ -194,7 +195,7 @@ def build(
 
 
 @config_errors()
-def embedding_of(model: nn.Module, batch: int = 4096) -> Callable[[NDArray[Any]], NDArray[Any]]:
+def embedding_of(model: nn.Module) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """Return a function from samples to the outputs of the first dense layer that runs.
 
     For sketches of embeddings: ``sketch.add(embedding_of(model)(x))``. The model is copied.
@@ -210,8 +211,8 @@ def embedding_of(model: nn.Module, batch: int = 4096) -> Callable[[NDArray[Any]]
     def embed(x: NDArray[Any]) -> NDArray[Any]:
         parts = []
         with torch.no_grad(), first_dense(frozen) as output:
-            for first in range(0, len(x), batch):
-                rows = torch.from_numpy(np.ascontiguousarray(x[first : first + batch]))
+            for first in range(0, len(x), BATCH):
+                rows = torch.from_numpy(np.ascontiguousarray(x[first : first + BATCH]))
                 parts.append(output(rows).flatten(1).numpy())
         return np.concatenate(parts)
 
