@@ -13,7 +13,7 @@ from fedcohort.analysis.comparison import comparison, curves, paired_interval
 from fedcohort.experiments.config import parse
 from fedcohort.experiments.results import Results, Run, Summary
 from fedcohort.report.content import content
-from fedcohort.report.tables import comparison_cells, fitting
+from fedcohort.report.tables import comparison_cells, fit_table
 from fedcohort.rounds import History, RoundRecord
 
 TRIALS = 4000  # standard error of a coverage of 0.95: 0.0034
@@ -104,7 +104,7 @@ def test_curves_skip_rounds_without_evaluation():
 
 def printed(runs, width=120):
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(fitting(comparison_cells(Results(runs), sparklines=True), "title", width))
+    console.print(fit_table(comparison_cells(Results(runs), sparklines=True), "title", width))
     return console.export_text()
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedcohort.exceptions import ConfigError, DataError, NoClients
 from fedcohort.personalize import ColdStart, Record, nearest
-from fedcohort.personalize.advice import RIDGE, calibrated, matching
+from fedcohort.personalize.advice import RIDGE, best_mixture, distance_limit
 from fedcohort.personalize.models import average
 
 PLACES = {"a": 0.0, "b": 0.1, "c": 2.0, "d": 3.2}
@@ -125,7 +125,7 @@ def test_matching_is_the_minimum_over_the_simplex(seed):
     def cost(w):
         return ((w @ clients - newcomer) ** 2).sum() + RIDGE * (w**2 * errors).sum()
 
-    weights, square = matching(gram, squares, errors)
+    weights, square = best_mixture(gram, squares, errors)
     assert weights.min() >= 0
     assert weights.sum() == pytest.approx(1)
     assert square == pytest.approx(((weights @ clients - newcomer) ** 2).sum(), abs=1e-9)
@@ -141,20 +141,20 @@ def test_matching_is_the_minimum_over_the_simplex(seed):
 def test_matching_survives_what_debiasing_does():
     """A diagonal made too small leaves negative curvature; the answer is still a mixture."""
     gram, squares, _, _ = problem(3)
-    weights, _ = matching(gram - 5 * np.eye(6), squares - 5, np.zeros(6))
+    weights, _ = best_mixture(gram - 5 * np.eye(6), squares - 5, np.zeros(6))
     assert weights.min() >= 0
     assert weights.sum() == pytest.approx(1)
-    assert matching(np.zeros((1, 1)), [0.0], [0.0])[0].tolist() == [1.0]
+    assert best_mixture(np.zeros((1, 1)), [0.0], [0.0])[0].tolist() == [1.0]
 
 
 def test_the_limit_is_a_quantile_of_distances_to_the_nearest_other(registry, make):
-    assert calibrated(registry) == inf
+    assert distance_limit(registry) == inf
     sketches = {c: make(angle, i, 2000) for i, (c, angle) in enumerate(PLACES.items())}
     registry.add_many(Record(c, sketch, reference=c) for c, sketch in sketches.items())
     near = {c: nearest(registry, s, without=c)[0] for c, s in sketches.items()}
     assert {c: one.client for c, one in near.items()} == {"a": "b", "b": "a", "c": "d", "d": "c"}
     squares = [one.squared for one in near.values()]
-    assert calibrated(registry) == pytest.approx(np.quantile(squares, 0.95))
-    assert calibrated(registry, most=2) in [
+    assert distance_limit(registry) == pytest.approx(np.quantile(squares, 0.95))
+    assert distance_limit(registry, most=2) in [
         pytest.approx(np.quantile(p, 0.95)) for p in combinations(squares, 2)
     ]

@@ -199,11 +199,11 @@ def test_a_run_before_its_first_round_and_one_without_time_are_shown(
 def test_no_character_of_a_name_ends_the_process():
     """vl-convert aborts where an SVG cannot hold a character, so this runs in another process."""
     code = (
-        "import altair as alt\nfrom fedcohort.report.figures import Figure, rendered\n"
+        "import altair as alt\nfrom fedcohort.report.figures import Figure, render\n"
         "chart = alt.Chart(alt.NamedData('rows')).mark_bar().encode(x='name:N', y='n:Q')\n"
         "for odd in ('\\x1b[2J', '\\ufffe', '\\uffff', '\\ud800'):\n"
         "    rows = {'rows': [{'name': odd, 'n': 1}]}\n"
-        "    rendered(Figure('x', odd, odd, chart, rows), '.svg').decode()"
+        "    render(Figure('x', odd, odd, chart, rows), '.svg').decode()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-500:]

@@ -138,13 +138,13 @@ def write_file(path: Path, content: bytes) -> None:
 
 def show_table(table: Cells, title: str) -> None:
     """Print a table; where it is too wide, one block of lines per row."""
-    from fedcohort.report.tables import fitting
+    from fedcohort.report.tables import fit_table
 
     if not table.rows:
         typer.echo(plain(title))
         return
     out = console()
-    out.print(fitting(table, title, out.width))
+    out.print(fit_table(table, title, out.width))
 
 
 def show_facts(facts: Mapping[str, str], title: str) -> None:
@@ -164,7 +164,7 @@ def show_facts(facts: Mapping[str, str], title: str) -> None:
 
 def show_json(value: Any) -> None:
     """Print a value as JSON; numbers that are not finite become null."""
-    typer.echo(json.dumps(finite(value), indent=2))
+    typer.echo(json.dumps(plain_values(value), indent=2))
 
 
 def say(format: Format, value: Any, sentence: str) -> None:
@@ -175,16 +175,16 @@ def say(format: Format, value: Any, sentence: str) -> None:
         typer.echo(plain(sentence))
 
 
-def finite(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
     """Replace NaN and infinity by None, all the way down; named tuples become mappings."""
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
     if hasattr(value, "_asdict"):
-        return finite(value._asdict())
+        return plain_values(value._asdict())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return finite(dataclasses.asdict(value))
+        return plain_values(dataclasses.asdict(value))
     if isinstance(value, dict):
-        return {k: finite(v) for k, v in value.items()}
+        return {k: plain_values(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(v) for v in value]
+        return [plain_values(v) for v in value]
     return value

@@ -13,9 +13,9 @@ from fedcohort.cli.common import (
     Format,
     FormatOption,
     ImportOption,
-    finite,
     import_all,
     plain,
+    plain_values,
     show_facts,
     show_json,
     show_table,
@@ -67,7 +67,7 @@ def profile(
     names = client_names(paths)
     measured = measure(loaded, names, _earlier(against, loaded[0]))
     cohorts = _cohorts(loaded, names, cohort_size)
-    numbers = finite({**measured.as_dict(cohorts), "plan": cohorts})
+    numbers = plain_values({**measured.as_dict(cohorts), "plan": cohorts})
     write_file(out, profile_page(measured, title, cohorts).encode())
     write_file(beside, json.dumps(numbers).encode())
     written = {"page": str(out), "numbers": str(beside)}

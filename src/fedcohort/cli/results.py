@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, finite, show_json, show_table, write_file
+from fedcohort.cli.common import (
+    Format,
+    FormatOption,
+    plain_values,
+    show_json,
+    show_table,
+    write_file,
+)
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -90,7 +97,7 @@ def report(
     """
     from fedcohort.experiments.results import read
     from fedcohort.report.content import content
-    from fedcohort.report.figures import rendered, run_figures
+    from fedcohort.report.figures import render, run_figures
     from fedcohort.report.page import run_markdown, run_page
     from fedcohort.storage import make_folder
 
@@ -102,7 +109,7 @@ def report(
     for folder, ending in targets:
         make_folder(folder)
         for figure in drawn:
-            write_file(folder / f"{figure.name}{ending}", rendered(figure, ending))
+            write_file(folder / f"{figure.name}{ending}", render(figure, ending))
     page = run_markdown(results, beside.name) if markdown else run_page(results)
     write_file(out, page.encode())
     typer.echo(f"Wrote {out}")
@@ -168,7 +175,7 @@ def export(
 
 
 def _text(results: Results, format: str) -> str:
-    rows = [finite(row) for row in results.records()]
+    rows = [plain_values(row) for row in results.records()]
     if format == "json":
         return json.dumps(rows, indent=1) + "\n"
     file = io.StringIO()

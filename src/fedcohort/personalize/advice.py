@@ -41,7 +41,7 @@ QUANTILE = 0.95
 MAX_CALIBRATED = 200
 
 
-def matching(
+def best_mixture(
     gram: ArrayLike, squares: ArrayLike, error_variances: ArrayLike
 ) -> tuple[Floats, float]:
     """Find the mixture of clients whose sketch is nearest to the newcomer's, and its square.
@@ -55,7 +55,7 @@ def matching(
     --------
     >>> clients, newcomer = np.array([[1.0, 0.0], [0.0, 1.0], [5.0, 5.0]]), np.array([0.25, 0.75])
     >>> squares = ((clients - newcomer) ** 2).sum(axis=1)
-    >>> weights, _ = matching(clients @ clients.T, squares, np.zeros(3))
+    >>> weights, _ = best_mixture(clients @ clients.T, squares, np.zeros(3))
     >>> weights.round(3).tolist()
     [0.25, 0.75, 0.0]
     """
@@ -76,7 +76,7 @@ def matching(
     return weights, float(weights @ inner @ weights + weights @ gaps)
 
 
-def calibrated(registry: Registry, most: int = MAX_CALIBRATED, seed: int = 0) -> float:
+def distance_limit(registry: Registry, most: int = MAX_CALIBRATED, seed: int = 0) -> float:
     """Return the squared distance up to which a newcomer is near; infinite without two clients.
 
     It is the 95% quantile of those from `most` random clients to the nearest other with a model.
@@ -153,7 +153,7 @@ class ColdStart:
     def limit(self) -> float:
         """The largest squared distance that counts as near."""
         if self.max_distance == "auto":
-            return calibrated(self.registry)
+            return distance_limit(self.registry)
         return inf if self.max_distance is None else float(self.max_distance) ** 2
 
     def advise(
@@ -201,7 +201,7 @@ class ColdStart:
         sketches = [self.registry.sketch(one.client) for one in near]
         products = gram(sketches) * sketches[0].rows
         squares = [one.squared for one in near]
-        share, square = matching(products, squares, Stack(sketches).error_variance())
+        share, square = best_mixture(products, squares, Stack(sketches).error_variance())
         weights = dict(zip((one.client for one in near), share.tolist(), strict=True))
         return {c: w for c, w in weights.items() if w > 0}, square
 

@@ -88,7 +88,7 @@ def content(results: Results) -> Content:
         roles=Roles(ranked, ranked[:HIGHLIGHTED], baselines),
         chosen=next(iter([*ranked, *baselines]), None),
         axes=["seconds", "rounds", "megabytes"] if timed else ["rounds", "megabytes", "seconds"],
-        curves=[_thinned(curve) for curve in curves(started) if curve.rounds],
+        curves=[_thin(curve) for curve in curves(started) if curve.rounds],
         waiting=[row for r in started for row in _waited_for(r)],
         cohorts=[row for r in started for row in _cohorts(r)],
         grouped=max(longest, most_clients) > MAX_CELLS,
@@ -134,7 +134,7 @@ def _headline(rows: Sequence[ComparisonRow], baselines: Sequence[str]) -> str:
     return f"{text}."
 
 
-def _thinned(curve: Curve) -> Curve:
+def _thin(curve: Curve) -> Curve:
     """Keep at most `MAX_POINTS` points of a curve, the last one among them."""
     step = math.ceil(len(curve.rounds) / MAX_POINTS)
     keep = slice((len(curve.rounds) - 1) % step, None, step)

@@ -143,7 +143,7 @@ def _svg(spec: dict[str, Any]) -> str:
     return re.sub(r'<path [^>]*opacity="0"[^>]*/>', "", svg)
 
 
-def rendered(figure: Figure, ending: str, *, width: int = WIDTH) -> bytes:
+def render(figure: Figure, ending: str, *, width: int = WIDTH) -> bytes:
     """Return the content of a figure's file; `ending` is ".svg" or ".png"."""
     spec = specification(figure, width=width)
     spec["title"] = {"text": without_controls(figure.title), "offset": 14}
@@ -154,7 +154,7 @@ def rendered(figure: Figure, ending: str, *, width: int = WIDTH) -> bytes:
 
 def save(figure: Figure, path: Path, *, width: int = WIDTH) -> None:
     """Write a figure; the suffix of `path`, .svg or .png, picks the format."""
-    path.write_bytes(rendered(figure, path.suffix, width=width))
+    path.write_bytes(render(figure, path.suffix, width=width))
 
 
 def picture(figure: Figure, *, width: int) -> str:
@@ -301,7 +301,7 @@ def accuracy_chart(
     chart = alt.layer(*layers).properties(height=HEIGHT)
     chart = chart.add_params(alt.param(name="highlighted", value=highlighted))
     ends = {str(row["run"]): {"x": row["x"], "y": row["y"]} for row in rows}
-    placed = separated({run: ends[run]["y"] for run in (*highlighted, *baselines)}, domain)
+    placed = spread_labels({run: ends[run]["y"] for run in (*highlighted, *baselines)}, domain)
     datasets = {
         data: [{"run": run, "x": ends[run]["x"], "y": placed[run]} for run in runs]
         for data, runs in (("labels", highlighted), ("baseline-labels", baselines))
@@ -311,7 +311,7 @@ def accuracy_chart(
     return Figure(name, title, caption, chart, datasets, "highlighted", labels=labels)
 
 
-def separated(
+def spread_labels(
     values: Mapping[str, float], domain: tuple[float, float], height: int = HEIGHT
 ) -> dict[str, float]:
     """Move values apart, in order and inside the chart, so that labels at them do not overlap.
@@ -320,9 +320,9 @@ def separated(
 
     Examples
     --------
-    >>> separated({"a": 0.5, "b": 0.5}, (0.0, 1.0), height=100)
+    >>> spread_labels({"a": 0.5, "b": 0.5}, (0.0, 1.0), height=100)
     {'a': 0.425, 'b': 0.575}
-    >>> separated({"a": 0.99, "b": 1.0}, (0.0, 1.0), height=100)
+    >>> spread_labels({"a": 0.99, "b": 1.0}, (0.0, 1.0), height=100)
     {'a': 0.85, 'b': 1.0}
     """
     if not values:

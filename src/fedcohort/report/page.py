@@ -40,7 +40,7 @@ def run_page(results: Results, *, live: bool = False) -> str:
     lines = [figure for figure in charts if figure.control == "highlighted"]
     if len(lines) % 2 == 0 and lines:  # the first is wide, and so is the last without a partner
         lines[-1] = lines[-1]._replace(wide=True)
-    return _rendered(
+    return _render(
         "runs.html",
         data=_data(report, charts),
         live=live,
@@ -63,7 +63,7 @@ def profile_page(
 ) -> str:
     """Lay out a federation's differences, and what to expect of chosen cohorts."""
     marks = [_mark(client) for client in profile.clients]
-    return _rendered(
+    return _render(
         "profile.html",
         title=title,
         profile=profile,
@@ -136,7 +136,7 @@ def _mark(c: ClientRow) -> dict[str, Any]:
     return {**c._asdict(), "color": _color(c), "tip": f"{c.name}: {c.n:,.0f} records, {around}"}
 
 
-def _rendered(template: str, *, data: str = "", live: bool = False, **values: Any) -> str:
+def _render(template: str, *, data: str = "", live: bool = False, **values: Any) -> str:
     """Fill a template; `data` is what the script draws figures from, as JSON."""
     library = _library() if data else ""
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")

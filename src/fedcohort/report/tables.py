@@ -69,12 +69,12 @@ def cells(rows: Sequence[Any], columns: Sequence[Column]) -> Cells:
     table = [[column.cell(row) for row in rows] for column in columns]
     kept = [i for i, texts in enumerate(table) if any(cell.text for cell in texts)]
     for i in kept:
-        table[i] = _best_marked(table[i], columns[i].best)
+        table[i] = _mark_best(table[i], columns[i].best)
     lines = zip(*(table[i] for i in kept), strict=True)
     return Cells([columns[i] for i in kept], [list(line) for line in lines])
 
 
-def _best_marked(column: list[Cell], best: str) -> list[Cell]:
+def _mark_best(column: list[Cell], best: str) -> list[Cell]:
     values = [cell.value for cell in column if isinstance(cell.value, float)]
     if not best or not values:
         return column
@@ -227,7 +227,7 @@ def _word(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def fitting(table: Cells, title: str, width: int) -> Table:
+def fit_table(table: Cells, title: str, width: int) -> Table:
     """Lay a table out in a terminal; no number is ever cut.
 
     If it is too wide, it loses its details; if that does not suffice, it becomes one block per row.

@@ -43,8 +43,8 @@ function drawRuns(page) {
   const theme = () => chosenTheme ?? (prefersDark.matches ? "dark" : "light");
   const chosenRun = () => document.querySelector("[data-choose]")?.value ?? page.chosen;
 
-  // Labels in order, inside the chart, a gap apart: `separated` in figures.py.
-  function separated(values, [low, high], height) {
+  // Labels in order, inside the chart, a gap apart: `spread_labels` in figures.py.
+  function spreadLabels(values, [low, high], height) {
     const gap = (page.label_gap / height) * (high - low);
     const names = Object.keys(values).sort((a, b) => values[a] - values[b] || (a < b ? -1 : 1));
     const pools = []; // of values less their gaps: a later pool is never lower
@@ -69,7 +69,7 @@ function drawRuns(page) {
     const { ends, domain, height } = figure.labels;
     const shown = [...highlighted, ...page.baselines].filter((name) => name in ends);
     const values = Object.fromEntries(shown.map((name) => [name, ends[name].y]));
-    const placed = separated(values, domain, height);
+    const placed = spreadLabels(values, domain, height);
     const rows = (names) =>
       names.filter((name) => name in ends).map((run) => ({ run, x: ends[run].x, y: placed[run] }));
     view.signal("highlighted", highlighted);
