@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedcohort.analysis.comparison import comparison, curves, paired_interval
 from fedcohort.experiments.config import parse
-from fedcohort.experiments.results import Results, Run, Summary
+from fedcohort.experiments.results import Members, Results, Run, Summary
 from fedcohort.report.content import content
 from fedcohort.report.tables import comparison_cells, fit_table
 from fedcohort.rounds import History, RoundRecord
@@ -73,7 +73,9 @@ def run(policy, accuracies, reached, seconds=1.0):
             Summary(seed, n, last, 0.0, last, last, last, rounds, time, 0.5, 0.9, *sent, 0.0, 100.0,
                     100.0)
         )  # fmt: skip
-    return Run(policy, summaries, histories, parse({"target": 0.8, "policy": policy}))
+    members = [Members(["a"], np.zeros((1, 0), int))] * len(histories)
+    experiment = parse({"target": 0.8, "policy": policy})
+    return Run(policy, summaries, histories, experiment, None, members)
 
 
 def test_rows_are_means_over_seeds_and_say_what_is_missing():
