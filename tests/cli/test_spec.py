@@ -219,7 +219,16 @@ def test_the_column_that_differs_is_named(folder, capsys):
     assert run("explain", "a.sketch", "d.sketch") == 0
     assert re.search("higher|lower", capsys.readouterr().out)
     assert run("explain", "b.sketch", "c.sketch") == 0
-    assert "No column differs" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "No column differs" in shown
+    assert re.search(r"Marked is a difference of about [1-9]\d% of the records or more", shown)
+    (folder / "n.toml").write_text(EXPLAIN.replace("0.5", "0.01") + "epsilon = 0.8\n")
+    sketched("n.toml", "b", "c", more=["--force"])
+    capsys.readouterr()
+    assert run("explain", "b.sketch", "c.sketch") == 0
+    shown = capsys.readouterr().out
+    assert "No column differs" not in shown
+    assert "Cannot tell: of so few records, or under so much noise" in shown
 
 
 def test_without_constants_the_answer_is_cannot_tell(folder, capsys):

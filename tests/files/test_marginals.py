@@ -8,7 +8,14 @@ from scipy.stats import fisher_exact, norm
 
 from fedcohort.exceptions import InvalidSketch
 from fedcohort.files.columns import Column, columns_width
-from fedcohort.files.marginals import BINS, MIDDLES, bins_of, column_gaps, gaps_to_rest
+from fedcohort.files.marginals import (
+    BINS,
+    MIDDLES,
+    bins_of,
+    column_gaps,
+    gaps_to_rest,
+    visible_shares,
+)
 from fedcohort.privacy.release import noise_for
 from fedcohort.sketch.hashing import SRP
 from fedcohort.sketch.race import ColumnCounts, RaceSketch
@@ -125,6 +132,23 @@ def test_of_64_columns_the_right_ones_are_named_and_none_where_there_is_nothing(
 def test_levels_are_named():
     (gap,) = column_gaps(*counted(LEVEL, (0, 500, 300, 200), (0, 200, 300, 500)))
     assert (gap.marked, gap.what) == (True, "more 'a' (+30%)")
+
+
+@pytest.mark.parametrize("budget", [None, (1.0, 0.0), (1.0, 1e-6)])
+def test_what_would_be_marked_is_about_what_is(budget):
+    """1.3 times the share that is stated is marked, half of it is not."""
+    rng = np.random.default_rng(12)
+    for factor, is_marked in ((1.3, True), (0.5, False)):
+        levels = (800, 800, 400)
+        pair = [site((LEVEL,), [Part(np.repeat(np.arange(3), levels))]) for _ in range(2)]
+        if budget is not None:
+            pair = [s.privatize(*budget, rng=rng) for s in pair]
+        moved = int(factor * visible_shares(pair)[0] * 2000)
+        pair[0].marginals.counts[0, 1:3] += (moved, -moved)
+        (gap,) = column_gaps(*pair)
+        assert gap.marked == is_marked
+    few = [site(WIDE, [Part(rng.normal(size=300))] * 64).privatize(1.0, rng=rng) for _ in range(2)]
+    assert visible_shares(few).tolist() == [1, 1]  # "No column differs" was all that was said
 
 
 def test_chances_are_bounds_of_the_true_ones():

@@ -138,7 +138,7 @@ def explain(
 
     Example: `fedcohort explain site-a.sketch site-b.sketch`
     """
-    from fedcohort.files.marginals import column_gaps, gaps_to_rest
+    from fedcohort.files.marginals import column_gaps, gaps_to_rest, visible_shares
 
     paths, loaded = load_several(sketches, "an explanation")
     names, few = _named(paths, loaded, "are left out")
@@ -154,10 +154,11 @@ def explain(
     if format is Format.json:
         show_json(gaps)
         return
-    _show_gaps(gaps, all_columns)
+    _show_gaps(gaps, all_columns, visible_shares(usable))
 
 
-def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool) -> None:
+def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool, shares: Any) -> None:
+    """Print what differs, what cannot be judged, and which share of the records shows."""
     from rich.table import Table
     from rich.text import Text
 
@@ -180,8 +181,14 @@ def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool) -> 
         console().print(table)
     for column, remedy in unknown.items():
         typer.echo(plain(f"Cannot tell whether {column} differs: {remedy}."))
+    if shares.min() == 1:
+        typer.echo("Cannot tell: of so few records, or under so much noise, no difference shows.")
+        return
     if not table.row_count and not unknown:
         typer.echo("No column differs by more than chance explains.")
+    least, most = f"{shares.min():.0%}", f"{shares.max():.0%}"
+    share = least if least == most else f"{least} to {most}, depending on the site,"
+    typer.echo(f"Marked is a difference of about {share} of the records or more.")
 
 
 def _named(

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import hypergeom
+from scipy.stats import hypergeom, norm
 
 from fedcohort.files.columns import FACTORS, PERIODS, Column, columns_of
 from fedcohort.sketch.race import BINS, ColumnCounts
@@ -178,6 +178,21 @@ def _held(sketches: Sequence[RaceSketch]) -> list[ColumnCounts]:
     if min(m.n for m in counts) < 2:
         raise ValueError("sites of fewer than two records cannot be compared")
     return counts
+
+
+def visible_shares(sketches: Sequence[RaceSketch]) -> Floats:
+    """Return about which share of each site's records must differ in a column to be marked.
+
+    For one bin of middling size, by the normal approximation; 1 means that nothing would be.
+    """
+    counts = _held(sketches)
+    sites = _side(counts)
+    n, noise = sites.n[:, 0, 0], sites.noise[:, 0, 0]
+    elsewhere, noise_elsewhere = n.sum() - n, noise.sum() - noise
+    tests = len(columns_of(sketches[0])) * (1 if len(counts) == 2 else len(counts))
+    variance = (1 / n + 1 / elsewhere) / 4 + noise / n**2 + noise_elsewhere / elsewhere**2
+    shares: Floats = norm.isf(FALSE_MARKS / tests / (4 * BINS)) * np.sqrt(variance)
+    return np.minimum(shares, 1.0)
 
 
 def _usual(sites: _Side, column: Column, tests: int) -> _Side:
