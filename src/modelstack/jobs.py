@@ -13,7 +13,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from modelstack.training import BatchPlan, Ints, Training, Unsupported
+from modelstack.training import BatchPlan, Ints, Training, Unsupported, cuts
 
 Floats = NDArray[np.float32]
 Indices = NDArray[np.int32] | NDArray[np.int64]
@@ -115,22 +115,6 @@ class Lockstep:
                 self._drawn[j] = np.concatenate([self._drawn[j], *drawn])
 
 
-@lru_cache(maxsize=16)
-def _layout(
-    sizes: tuple[int, ...], batch: int, passes: int, steps: int | None
-) -> tuple[Ints, Ints, Ints]:
-    """Return `begin`, `count` and the pass of each step (steps, clients) of clients by size."""
-    plans = [BatchPlan(n, batch, passes, steps) for n in sizes]
-    longest = max(len(plan.epochs) for plan in plans)
-    begin = np.empty((longest + 1, len(plans)), np.int64)
-    epochs = np.zeros((longest, len(plans)), np.int64)
-    for j, plan in enumerate(plans):
-        bounds = plan.bounds
-        begin[: len(bounds), j], begin[len(bounds) :, j] = bounds, bounds[-1]
-        epochs[: len(bounds) - 1, j] = plan.epochs
-    return begin, np.diff(begin, axis=0), epochs
-
-
 def _timetable(begin: Ints, count: Ints, scale: Any, rate: Any, eps: Any) -> Timetable:
     scale, rate, eps = (np.asarray(a, np.float32) for a in (scale, rate, eps))
     width, active = count.max(axis=1), (count > 0).sum(axis=1)
@@ -142,7 +126,8 @@ def _timetable(begin: Ints, count: Ints, scale: Any, rate: Any, eps: Any) -> Tim
 
 @lru_cache(maxsize=16)
 def _training(sizes: tuple[int, ...], training: Training, lr: float, direct: bool) -> Timetable:
-    begin, count, epochs = _layout(sizes, training.batch_size, training.epochs, training.steps)
+    begin, epochs = cuts(sizes, training.batch_size, training.epochs, training.steps)
+    count = np.diff(begin, axis=0)
     scale = np.where(count > 0, 1 / np.maximum(count, 1), 0).astype(np.float32)
     factor, eps = np.array([training.rates(step) for step in range(len(count))]).T
     rate = np.where(count > 0, lr * factor[:, None], 0).astype(np.float32)
@@ -155,7 +140,8 @@ def _training(sizes: tuple[int, ...], training: Training, lr: float, direct: boo
 
 @lru_cache(maxsize=16)
 def _sweeping(sizes: tuple[int, ...], batch: int) -> Timetable:
-    begin, count, _ = _layout(sizes, batch, 1, None)
+    begin, _ = cuts(sizes, batch, 1, None)
+    count = np.diff(begin, axis=0)
     scale = np.where(count > 0, 1 / np.array(sizes), 0)
     return _timetable(begin, count, scale, np.zeros(count.shape), np.zeros(len(count)))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -127,12 +126,12 @@ class BatchPlan(NamedTuple):
     @property
     def bounds(self) -> Ints:
         """Where each batch begins and ends in `order`."""
-        return _cuts(self.n, self.batch_size, self.passes, self.steps)[0]
+        return cuts((self.n,), self.batch_size, self.passes, self.steps)[0][:, 0]
 
     @property
     def epochs(self) -> Ints:
         """The pass that each batch belongs to."""
-        return _cuts(self.n, self.batch_size, self.passes, self.steps)[1]
+        return cuts((self.n,), self.batch_size, self.passes, self.steps)[1][:, 0]
 
     @property
     def order(self) -> Ints:
@@ -154,13 +153,16 @@ class BatchPlan(NamedTuple):
         return [order[a:b] for a, b in pairwise(self.bounds.tolist())]
 
 
-@lru_cache(maxsize=65536)
-def _cuts(n: int, batch_size: int, passes: int, steps: int | None) -> tuple[Ints, Ints]:
-    """Return bounds and epochs, which depend only on the sizes."""
+def cuts(
+    sizes: Sequence[int], batch_size: int, passes: int, steps: int | None
+) -> tuple[Ints, Ints]:
+    """Return where batches of each size begin, (steps + 1, sizes), and their pass, (steps, sizes).
+
+    After the last batch of a size, its end is repeated.
+    """
+    n = np.array(sizes)
     per_pass = -(-n // batch_size)
-    total = passes * per_pass if steps is None else steps
-    step = np.arange(total + 1)
+    total = passes * per_pass if steps is None else np.full_like(n, steps)
+    step = np.minimum(np.arange(total.max() + 1)[:, None], total)
     which, batch = np.divmod(step, per_pass)
-    bounds, which = which * n + batch * batch_size, which[:-1]
-    bounds.flags.writeable = which.flags.writeable = False
-    return bounds, which
+    return which * n + batch * batch_size, which[:-1]
