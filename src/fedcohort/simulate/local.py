@@ -47,9 +47,9 @@ def config_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A factor of the learning rate per round; the first round is 0.
+    """A factor of the learning rate, by the number of rounds before.
 
-    It is multiplied by `gamma` every round, or at every one of the `milestones` if there are any.
+    It is multiplied by `gamma` every round, or after each number of rounds in `milestones`.
 
     Examples
     --------
