@@ -68,7 +68,6 @@ class Figure(NamedTuple):
     chart: alt.LayerChart | alt.Chart
     data: dict[str, Rows]
     control: Literal["highlighted", "chosen"] | None = None
-    wide: bool = False
     labels: dict[str, Any] | None = None
 
 
@@ -206,10 +205,9 @@ def _accuracy(content: Content, over: str) -> Figure:
         caption += " Bands are one standard deviation over seeds."
     caption += " The axis is logarithmic." if log else ""
     name, title = f"accuracy-{over}", f"Accuracy over {words}"
-    figure = accuracy_chart(
+    return accuracy_chart(
         name, title, caption, rows, content.roles, axis=axis, log=log, target=content.target
     )
-    return figure._replace(wide=over == content.axes[0])
 
 
 def tips(titles: Mapping[str, str], **formats: str) -> list[alt.Tooltip]:

@@ -37,16 +37,13 @@ def run_page(results: Results, *, live: bool = False) -> str:
     """Lay out runs, finished or not; a `live` page asks its server for new rounds."""
     report = content(results)
     charts = run_figures(report)
-    lines = [figure for figure in charts if figure.control == "highlighted"]
-    if len(lines) % 2 == 0 and lines:  # the first is wide, and so is the last without a partner
-        lines[-1] = lines[-1]._replace(wide=True)
     return _render(
         "runs.html",
         data=_data(report, charts),
         live=live,
         title=report.title,
         report=report,
-        lines=lines,
+        lines=[figure for figure in charts if figure.control == "highlighted"],
         others=[figure for figure in charts if figure.control != "highlighted"],
     )
 
