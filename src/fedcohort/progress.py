@@ -9,19 +9,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 T = TypeVar("T")
-
-
-class Show(Protocol):
-    """Shows that `done` of `total` steps of a task are done."""
-
-    def __call__(self, name: str, done: int, total: int, note: str = "") -> None:
-        """Show it."""
 
 
 class Progress:
@@ -42,8 +35,7 @@ class Progress:
     def __init__(self, whole: int | None = None) -> None:
         self._whole, self._done = whole, dict[str, int]()
         self._bars = rich_bars() if sys.stderr.isatty() else None
-        self._tasks: dict[str, Any] = {}
-        self._tenths: dict[str, int] = {}
+        self._tasks: dict[str, Any] = {}  # the bar of each, or the last tenth that was printed
 
     def __enter__(self) -> Progress:
         return self
@@ -60,16 +52,16 @@ class Progress:
         self._show(name, done, total, note)
 
     def _show(self, name: str, done: int, total: int, note: str) -> None:
-        if self._bars is not None:
-            self._bars.start()
-            if name not in self._tasks:
-                self._tasks[name] = self._bars.add_task(name, total=total, note="")
-            self._bars.update(self._tasks[name], completed=done, total=total, note=note)
+        if self._bars is None:
+            tenth = 10 * done // max(total, 1)
+            if tenth > self._tasks.get(name, -1) and (tenth or total < 10):
+                self._tasks[name] = tenth
+                print(f"{name}: {done} of {total}" + (f", {note}" if note else ""), file=sys.stderr)
             return
-        tenth = 10 * done // max(total, 1)
-        if tenth > self._tenths.get(name, -1) and (tenth or total < 10):
-            self._tenths[name] = tenth
-            print(f"{name}: {done} of {total}" + (f", {note}" if note else ""), file=sys.stderr)
+        self._bars.start()
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=total, note="")
+        self._bars.update(self._tasks[name], completed=done, total=total, note=note)
 
 
 def watched(items: Iterable[T], name: str, total: int, patience: float = 2.0) -> Iterator[T]:

@@ -133,6 +133,7 @@ def add_folder(
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    refuse_links(path)
     if not path.exists():
         return {}
     try:
