@@ -48,7 +48,7 @@ STATED = {
     r"at least 5 %": "the smallest effect that matters",
     r"(below|below about) 1%": "the level of a test",
     r"fewer than 15% of the pairs": "the rule of a verdict",
-    r"(above|at|as) 10 times the median": "a constant of the code",
+    r"(above|at|as) 10 times the median|100 times less than another": "constants of the code",
     r"at most 2 GB more memory": "the limit of a test",
     r"than 1 GB": "a limit of the code",
     r"30 % of the clients|20 % of the cohort|5 % of the readings": "the setting of a test",
