@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -174,9 +175,7 @@ def _templates() -> Environment:
 
 def _markdown_text(text: str) -> str:
     """Show characters that Markdown would read."""
-    for mark in "\\`*_<>|[]":
-        text = text.replace(mark, f"\\{mark}")
-    return text
+    return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", text)
 
 
 @cache
