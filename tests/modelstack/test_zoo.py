@@ -40,8 +40,9 @@ class Flowers(nn.Module):
 
     def forward(self, x):
         x = self.pool(F.relu(self.conv1(x)))
-        x = F.relu(self.conv2(x))
-        x = x.view(-1, 8 * 2 * 2)
+        return self.dense(F.relu(self.conv2(x)).view(-1, 8 * 2 * 2))
+
+    def dense(self, x):
         return self.fc2(F.relu(self.fc1(x)))
 
 
@@ -49,10 +50,8 @@ class Sized(Flowers):
     """Flattens by the number of samples."""
 
     def forward(self, x):
-        x = F.max_pool2d(torch.relu(self.conv1(x)), 2)
-        x = self.conv2(x).relu()
-        x = x.view(x.size(0), -1)
-        return self.fc2(torch.tanh(self.fc1(x)))
+        x = self.conv2(F.max_pool2d(torch.relu(self.conv1(x)), 2)).relu()
+        return self.fc2(torch.tanh(self.fc1(x.view(x.size(0), -1))))
 
 
 class Dropped(Flowers):
@@ -61,8 +60,7 @@ class Dropped(Flowers):
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.conv1(x)), kernel_size=2)
         x = torch.flatten(F.relu(self.conv2(x)), 1)
-        x = F.dropout(x, 0.25, training=self.training)
-        return self.fc2(F.relu(self.fc1(x)))
+        return self.dense(F.dropout(x, 0.25, training=self.training))
 
 
 class AlwaysDropped(Flowers):
@@ -70,8 +68,7 @@ class AlwaysDropped(Flowers):
 
     def forward(self, x):
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = torch.flatten(F.dropout(F.relu(self.conv2(x)), 0.0), 1)
-        return self.fc2(F.relu(self.fc1(x)))
+        return self.dense(torch.flatten(F.dropout(F.relu(self.conv2(x)), 0.0), 1))
 
 
 class Tied(nn.Module):
@@ -105,10 +102,6 @@ class Shared(nn.Module):
 
 def small_resnet():
     return ResNet18(CLASSES, width=4, groups=2)
-
-
-def small_vit():
-    return ViTTiny(CLASSES, dim=8, depth=2, heads=2, side=8)
 
 
 class Counting(nn.Module):
@@ -163,7 +156,7 @@ ZOO = {
         "layer '1' (BatchNorm2d) would see padding",
     ),
     "resnet-18": (small_resnet, "vmap", "is used by 2 layers"),
-    "vit": (small_vit, "vmap", "depends on the input"),
+    "vit": (lambda: ViTTiny(CLASSES, 8, 2, 2, side=8), "vmap", "depends on the input"),
     "words": (Words, "vmap", "the operation 'mean'"),
     "counting": (Counting, "loop", "its forward cannot be batched"),
 }  # fmt: skip
