@@ -26,6 +26,7 @@ BASELINE = "uniform"
 # policy has changed.
 LATER = {
     "benchmark-selection.json": ["cifar10", "fedacs", "rivals", ("again-uniform", "again")],
+    "benchmark-skip.json": [("skip-literal-uniform", "skip-literal-mnist", "skip-literal-fashion")],
     "benchmark-papers.json": [
         *("papers-later", "papers-released", "papers-gradients", "papers-gradients-2"),
         *("papers-median", "papers-short-uniform", "papers-short"),
