@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -185,11 +185,16 @@ def federate(
     >>> federation.clients[:2], federation.sizes().sum()
     (('client-00', 'client-01'), np.int64(1438))
     """
-    if not isinstance(partition, str) and not callable(partition):
+    function: Any = partition
+    if isinstance(partition, str):
+        name, stated = parse_named(partition)
+        options, every = stated | options, {**PARTITIONS, "natural": natural}
+        known = not in_file(name)
+        function = lookup("partition", name, every) if known else load_object("partition", name)
+    elif not callable(partition):
         if options or (clients is not None and clients != len(partition)):
             raise ConfigError("federate: index arrays take neither options nor another `clients`")
         return Federation(dataset, _named(partition))
-    function = partition if callable(partition) else _by_name(partition, options)
     owner = f"partition {getattr(function, '__name__', 'partition').replace('_', '-')!r}"
     options, rng = checked_options(owner, function, options), stream(seed, "partition")
     if function is natural:
@@ -202,15 +207,6 @@ def federate(
         raise ConfigError(f"{owner}: {error}") from error
     parts = function(dataset.y, clients, rng, **options)
     return Federation(dataset, _named(parts), shared=function is dirichlet_environment)
-
-
-def _by_name(text: str, options: dict[str, Any]) -> Callable[..., Any]:
-    """Return the partition of that name; options in the text are added to the others."""
-    name, stated = parse_named(text)
-    options.update(stated | options)
-    known = {**PARTITIONS, "natural": natural}
-    found = load_object("partition", name) if in_file(name) else lookup("partition", name, known)
-    return cast(Callable[..., Any], found)
 
 
 def _named(parts: Mapping[ClientId, Any] | Sequence[ArrayLike]) -> Mapping[ClientId, Any]:
@@ -231,5 +227,5 @@ def _natural(
     if not 1 <= clients <= len(parts):
         raise ConfigError(f"natural: clients={clients} must be from 1 to {len(parts)}")
     names = list(parts)
-    drawn = rng.choice(len(names), clients, replace=False)
-    return {names[i]: parts[names[i]] for i in drawn}
+    drawn = (names[i] for i in rng.choice(len(names), clients, replace=False))
+    return {name: parts[name] for name in drawn}
