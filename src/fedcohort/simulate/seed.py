@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -82,13 +82,14 @@ class Seed:
         self.seed, self.federation, self.trainer, self.model = seed, federation, trainer, model
         self.model_bytes = model.numel() * model.element_size()
         self.aggregation: Aggregation = fresh(aggregation, AGGREGATIONS, "aggregation")
+        weighted = getattr(self.aggregation, "weighted", None)  # an object need not say
         self.session = Session(
             fresh(policy, POLICIES, "policy"),
             cohort_size=asked,
             seed=seed,
             gate=None if gate is None else fresh(gate, GATES, "gate"),
             model_bytes=self.model_bytes,
-            averaging=_averaging(self.aggregation),
+            averaging=None if weighted is None else "size" if weighted else "equal",
         )
         self.everybody = SimulatedClients(
             self.clients, trainer, data, federation, seed, 0, model, held_out, insight, embed,
@@ -337,12 +338,6 @@ def split_off(
         held_out[client] = np.sort(order[:count])
         kept[client] = np.sort(order[count:]) if count < len(part) else part
     return replace(federation, parts=kept), held_out
-
-
-def _averaging(aggregation: Aggregation) -> Literal["equal", "size"] | None:
-    """Return how models are averaged; None for an object that does not say."""
-    weighted = getattr(aggregation, "weighted", None)
-    return None if weighted is None else "size" if weighted else "equal"
 
 
 def fresh(thing: Any, registry: Any, what: str) -> Any:
