@@ -135,10 +135,10 @@ class TestFedSAE:
         signals.record("loss", {"00": 1.0, "01": 0.5}, 0)
         policy.observe(Round(0, ids, 3), Outcome(ids, ids), signals)
         # 2 x 1, 3 x .5, and half of the median for the one who reported nothing
-        assert policy.state.value == {"00": 2.0, "01": 1.5, "02": 0.875}
-        selection = policy.select(Round(1, ids, 2), signals, stream(0))
+        selection = policy.select(Round(1, ids, 3), signals, stream(0))
+        assert selection.scores == {"00": 2.0, "01": 1.5, "02": 0.875}
         logits = 0.5 * np.array([2.0, 1.5, 0.875])
-        assert selection.clients == pick(ids, 2, stream(0), logits)  # its law is tested above
+        assert selection.clients == pick(ids, 3, stream(0), logits)  # its law is tested above
 
 
 class TestOort:

@@ -10,7 +10,6 @@ import pytest
 from fedcohort.gates import GATES
 from fedcohort.options import LARGEST, SMALLEST
 from fedcohort.policies import (
-    DELTA,
     KDPP,
     POLICIES,
     ClusteredSampling,
@@ -60,7 +59,6 @@ VARIANTS = [
     lambda: ClusteredSampling("similarity"),
     lambda: ClusteredSampling("similarity", "race_sketch"),
     lambda: DCFedAvg("balanced", added=3),
-    lambda: DELTA(local_variance=0.5),
 ]
 
 

@@ -145,7 +145,7 @@ class TestFLIPS:
             chosen = policy.select(Round(number, IDS, 3), signals, stream(number)).clients
             policy.observe(Round(number, IDS, 3), Outcome(chosen, chosen), signals)
             picks.update(chosen)
-        assert len(policy.state.centers) == 3  # by the Davies-Bouldin index
+        assert len(policy.state.points) == 3  # by the Davies-Bouldin index
         kinds = [sum(picks[c] for c in IDS[a:b]) for a, b in ((0, 12), (12, 18), (18, 20))]
         assert kinds == [24, 24, 24]
         assert {picks[c] for c in IDS[:12]} == {2}
@@ -166,6 +166,6 @@ class TestFLIPS:
     def test_newcomers_join_the_nearest_center(self) -> None:
         policy = FLIPS(clusters=2)
         policy.select(Round(0, IDS[:6], 2), labeled([[9.0, 1], [1, 9.0]] * 3), stream(0))
-        centers = policy.state.centers.copy()
+        centers = policy.state.points.copy()
         policy.select(Round(1, IDS[:7], 2), labeled([[9.0, 1], [1, 9.0]] * 3 + [[8, 2]]), stream(1))
-        np.testing.assert_array_equal(policy.state.centers, centers)
+        np.testing.assert_array_equal(policy.state.points, centers)

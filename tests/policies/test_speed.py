@@ -9,6 +9,7 @@ import pytest
 from sklearn.cluster import OPTICS
 
 from fedcohort.policies import HACCS, REFL, TiFL
+from fedcohort.policies.haccs import linked
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.signals.table import Signals
 
@@ -27,7 +28,7 @@ class TestHACCS:
     def test_clusters_are_those_of_optics(self, seed: int) -> None:
         """As the authors' code clusters: min_samples=2, cut at .25, noise points alone."""
         shares = np.random.default_rng(seed).dirichlet(np.full(3, 0.6), 40)
-        found = HACCS()._labels(shares, stream(0))
+        _, found = linked(shares, stream(0))
         labels = OPTICS(min_samples=2, cluster_method="dbscan", eps=0.25).fit_predict(shares)
         alone = labels == -1
         labels[alone] = labels.max() + 1 + np.arange(alone.sum())

@@ -1,7 +1,6 @@
 """Selection policies: one file each, all in the registry `POLICIES`."""
 
 from fedcohort.policies.active_fl import ActiveFL as ActiveFL
-from fedcohort.policies.active_fl import FedSAE as FedSAE
 from fedcohort.policies.base import POLICIES as POLICIES
 from fedcohort.policies.base import Policy as Policy
 from fedcohort.policies.base import register as register
@@ -12,6 +11,7 @@ from fedcohort.policies.divfl import DivFL as DivFL
 from fedcohort.policies.fed_cbs import FedCBS as FedCBS
 from fedcohort.policies.fedacs import FedACS as FedACS
 from fedcohort.policies.fedcor import FedCor as FedCor
+from fedcohort.policies.fedsae import FedSAE as FedSAE
 from fedcohort.policies.flips import FLIPS as FLIPS
 from fedcohort.policies.haccs import HACCS as HACCS
 from fedcohort.policies.hics_fl import HiCSFL as HiCSFL

@@ -110,12 +110,6 @@ def count_up(counts: dict[ClientId, int], clients: Sequence[ClientId]) -> None:
         counts[client] = counts.get(client, 0) + 1
 
 
-def halve(values: dict[ClientId, float], clients: Sequence[ClientId]) -> None:
-    """Halve the values of clients; unknown ones start from the median."""
-    typical = float(np.median(list(values.values()))) if values else 0.0
-    values.update((c, values.get(c, typical) / 2) for c in clients)
-
-
 def equal_weights(round: Round, size: int) -> tuple[float, ...] | None:
     """Return equal weights for clients that were drawn by size, unless models get them anyway.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.numerics.sampling import kmeans, sample_positions
+from fedcohort.numerics.sampling import kmeans
 from fedcohort.options import Count
 from fedcohort.policies.base import (
     Array,
@@ -19,7 +19,7 @@ from fedcohort.policies.base import (
     take,
     values_for,
 )
-from fedcohort.policies.readings import label_counts
+from fedcohort.policies.readings import LabelClusters, label_shares
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import HistogramEpsilon, Needs
 from fedcohort.signals.table import Signals
@@ -29,13 +29,11 @@ _MAX_CLUSTERS = 15
 
 
 @dataclass
-class FLIPSState:
-    """The cluster centers, for how many clients they were fitted, and who was picked how often."""
+class FLIPSState(LabelClusters):
+    """The clusters, and the picks by client and by cluster."""
 
-    centers: Array = field(default_factory=lambda: np.empty((0, 0)))
-    fitted: int = 0
     picks: dict[ClientId, int] = field(default_factory=dict)
-    used: Array = field(default_factory=lambda: np.empty(0))  # picks by cluster
+    used: Array = field(default_factory=lambda: np.empty(0))
 
 
 @register("flips", when="clients may tell their label counts, and kinds of clients are few")
@@ -82,62 +80,48 @@ class FLIPS(Policy):
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Give each cluster its quota, and in each take the clients with the fewest picks."""
-        positions, counts = label_counts(signals, round.available)
+        state = self.state
+        positions, shares = label_shares(signals, round.available)
         if not positions.size:
             return Selection(())
-        shares = counts / counts.sum(axis=1, keepdims=True)
-        self._fit(shares, rng)
-        labels = self._labels(shares)
-        picks = values_for(self.state.picks, take(round.available, positions))
+        if state.fit(shares, _MAX_FITTED, rng, self._centers):
+            state.used = np.zeros(len(state.points))
+        labels = state.assign(shares)
+        picks = values_for(state.picks, take(round.available, positions))
         order = np.lexsort((rng.random(positions.size), picks))
-        queues = [order[labels[order] == label] for label in range(len(self.state.centers))]
+        queues = [order[labels[order] == label] for label in range(state.used.size)]
         present = [label for label, queue in enumerate(queues) if queue.size]
         quota = np.zeros(len(queues), int)
         quota[present] = round.size // len(present)
-        fewest = np.lexsort((rng.random(len(present)), self.state.used[present]))
+        fewest = np.lexsort((rng.random(len(present)), state.used[present]))
         quota[np.array(present)[fewest[: round.size % len(present)]]] += 1
         chosen = [i for queue, places in zip(queues, quota, strict=True) for i in queue[:places]]
         rest = order[~np.isin(order, chosen)]
         chosen += rest[: round.size - len(chosen)].tolist()
         return scored(take(round.available, positions[chosen]), picks[chosen])
 
-    def _fit(self, shares: Array, rng: Generator) -> None:
-        """Fit the centers where that is due."""
-        state = self.state
-        if len(shares) >= 2 * state.fitted or state.centers.shape[1:] != shares.shape[1:]:
-            part = shares[sample_positions(len(shares), _MAX_FITTED, rng)]
-            state.centers = _centers(part, self.clusters, rng)
-            state.fitted, state.used = len(shares), np.zeros(len(state.centers))
-
-    def _labels(self, shares: Array) -> Indices:
-        """Return the cluster of each row: that of the nearest center."""
-        centers = self.state.centers  # |row|^2 is the same for all centers
-        distances = np.square(centers).sum(axis=1) - 2 * shares @ centers.T
-        return np.asarray(distances.argmin(axis=1))
-
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Count the picks, whether or not a client finished."""
         count_up(self.state.picks, outcome.selected)
-        _, counts = label_counts(signals, outcome.selected)
-        if len(counts) and counts.shape[1:] == self.state.centers.shape[1:]:
-            labels = self._labels(counts / counts.sum(axis=1, keepdims=True))
-            self.state.used = self.state.used + np.bincount(labels, minlength=len(self.state.used))
+        _, shares = label_shares(signals, outcome.selected)
+        if len(shares) and shares.shape[1:] == self.state.points.shape[1:]:
+            places = np.bincount(self.state.assign(shares), minlength=len(self.state.used))
+            self.state.used = self.state.used + places
 
+    def _centers(self, rows: Array, rng: Generator) -> tuple[Array, Indices]:
+        """Return k-means centers, for the wanted number or the smallest Davies-Bouldin index."""
+        from sklearn.metrics import davies_bouldin_score
 
-def _centers(rows: Array, clusters: int | None, rng: Generator) -> Array:
-    """Return k-means centers, for the wanted number or the smallest Davies-Bouldin index."""
-    from sklearn.metrics import davies_bouldin_score
-
-    different = len(np.unique(rows.round(12), axis=0))
-    numbers = list(range(2, min(_MAX_CLUSTERS, different, len(rows) - 1) + 1))
-    if clusters is not None or different < 3:
-        numbers = [min(clusters or different, different)]
-    best: tuple[float, Array] = (np.inf, rows[:1])
-    for count in numbers:
-        model = kmeans(rows, count, 3, rng)
-        score = 0.0
-        if len(numbers) > 1 and len(np.unique(model.labels_)) > 1:
-            score = float(davies_bouldin_score(rows, model.labels_))
-        if score < best[0]:
-            best = (score, np.asarray(model.cluster_centers_, np.float64))
-    return best[1]
+        different = len(np.unique(rows.round(12), axis=0))
+        numbers = list(range(2, min(_MAX_CLUSTERS, different, len(rows) - 1) + 1))
+        if self.clusters is not None or different < 3:
+            numbers = [min(self.clusters or different, different)]
+        least, centers = np.inf, rows[:1]
+        for count in numbers:
+            model = kmeans(rows, count, 3, rng)
+            score = 0.0
+            if len(numbers) > 1 and len(np.unique(model.labels_)) > 1:
+                score = float(davies_bouldin_score(rows, model.labels_))
+            if score < least:
+                least, centers = score, np.asarray(model.cluster_centers_, np.float64)
+        return centers, np.arange(len(centers))

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.numerics.sampling import sample_positions
 from fedcohort.options import Share
 from fedcohort.policies.base import Array, Indices, Policy, register, take
-from fedcohort.policies.readings import label_counts
+from fedcohort.policies.readings import LabelClusters, label_shares
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import HistogramEpsilon, Needs
 from fedcohort.signals.table import Signals
 
 _NEAR = 0.25  # distance of label shares up to which clients are in one cluster
 _MAX_FITTED = 5_000  # clients that are clustered; the others join the nearest of them
-
-
-@dataclass
-class HACCSState:
-    """The label shares that were clustered, and their clusters."""
-
-    shares: Array = field(default_factory=lambda: np.empty((0, 0)))
-    labels: Indices = field(default_factory=lambda: np.empty(0, np.int64))
-    fitted: int = 0
 
 
 @register("haccs", when="clients may tell private label counts, and differ in speed")
@@ -72,15 +61,16 @@ class HACCS(Policy):
     def __init__(self, rho: Share = 0.5, epsilon: HistogramEpsilon = 1.0) -> None:
         self.rho = rho
         self.signal_options = {"label_histogram": {"epsilon": epsilon}}
-        self.state = HACCSState()
+        self.state = LabelClusters()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Give places to clusters by weight, and in each to the fastest members."""
-        positions, counts = label_counts(signals, round.available)
+        positions, shares = label_shares(signals, round.available)
         if not positions.size:
             return Selection(())
         clients = take(round.available, positions)
-        labels = self._labels(counts / counts.sum(axis=1, keepdims=True), rng)
+        self.state.fit(shares, _MAX_FITTED, rng, linked)
+        labels = np.unique(self.state.assign(shares), return_inverse=True)[1]
         seconds = _latest(signals, "duration", clients, np.min)  # the unknown are tried
         losses = _latest(signals, "loss", clients, np.median)
         chance = cluster_weights(labels, seconds, losses, self.rho)
@@ -99,20 +89,14 @@ class HACCS(Policy):
         scores = {clients[i]: float(chance[labels[i]]) for i in chosen}
         return Selection(tuple(scores), scores=scores)
 
-    def _labels(self, shares: Array, rng: Generator) -> Indices:
-        """Return the cluster of each row, from 0; cluster again where that is due."""
-        from scipy.cluster.hierarchy import fcluster, linkage
-        from scipy.spatial import KDTree
 
-        state = self.state
-        if len(shares) >= 2 * state.fitted or state.shares.shape[1:] != shares.shape[1:]:
-            state.shares = shares[sample_positions(len(shares), _MAX_FITTED, rng)]
-            state.labels, state.fitted = np.zeros(len(state.shares), np.int64), len(shares)
-            if len(state.shares) > 1:
-                tree = linkage(state.shares, "single")
-                state.labels = fcluster(tree, _NEAR, "distance").astype(np.int64)
-        nearest = KDTree(state.shares).query(shares)[1]
-        return np.unique(state.labels[nearest], return_inverse=True)[1].astype(np.int64)
+def linked(shares: Array, rng: Generator) -> tuple[Array, Indices]:
+    """Return the label shares and their clusters: those linked by distances up to `_NEAR`."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    if len(shares) < 2:
+        return shares, np.zeros(len(shares), np.int64)
+    return shares, fcluster(linkage(shares, "single"), _NEAR, "distance").astype(np.int64)
 
 
 def cluster_weights(labels: Indices, seconds: Array, losses: Array, rho: float) -> Array:

@@ -60,7 +60,7 @@ class LabelMatch(Policy):
         if not positions.size:
             return Selection(())
         if round.averaging == "equal":
-            counts = counts / counts.sum(axis=1, keepdims=True)
+            counts /= counts.sum(axis=1, keepdims=True)
         goal = self._goal(counts)
         part = sample_positions(positions.size, _MAX_CANDIDATES, rng)
         positions, counts = positions[part], counts[part]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedcohort.numerics.sampling import draw
 from fedcohort.options import NonNegative, Share
-from fedcohort.policies.base import Array, Policy, halve, register, scored, take, values_for
+from fedcohort.policies.base import Array, Policy, register, scored, take, values_for
 from fedcohort.policies.readings import by_report, sizes
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
@@ -141,7 +141,8 @@ class Oort(Policy):
                 state.utility[client] = n[client] * loss
         timed, _ = by_report(round, outcome, signals, "duration")
         state.duration.update(zip(timed, signals.values("duration", timed).tolist(), strict=True))
-        halve(state.utility, missing)
+        typical = float(np.median(list(state.utility.values()))) if state.utility else 0.0
+        state.utility.update((c, state.utility.get(c, typical) / 2) for c in missing)
         state.last.update(dict.fromkeys(outcome.finished, round.number))
         collected = [state.utility[c] for c in state.exploited if c in set(reported)]
         state.history.append(sum(collected) / (len(collected) + 1e-4))

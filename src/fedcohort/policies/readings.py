@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import DTypeLike, NDArray
 
+from fedcohort.numerics.sampling import sample_positions
 from fedcohort.options import unknown
-from fedcohort.policies.base import Array, Indices, take
+from fedcohort.policies.base import Array, Indices, Policy, count_up, take, values_for
 from fedcohort.rounds import ClientId, Outcome, Round
 from fedcohort.signals.catalog import SIGNALS, Needs, Option, When
 from fedcohort.signals.table import Signals
 from fedcohort.sketch.federation import MAX_SIZE_RATIO, MIN_SIZES
 
 PROJECTION: Mapping[str, Option] = {"k": 50, "kind": "sparse", "seed": 0}
+Clustering = Callable[[Array, Generator], tuple[Array, Indices]]  # points and their clusters
 SKETCH: Mapping[str, Option] = {"rows": 10, "bits": 6, "seed": 0}
 
 
@@ -61,6 +65,35 @@ def label_counts(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices
     large = np.flatnonzero(total > cap)
     counts[large] *= (cap / total)[large, None]
     return positions, counts
+
+
+def label_shares(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices, Array]:
+    """Return the positions of clients with labels, and their label shares, one row per client."""
+    positions, counts = label_counts(signals, clients)
+    return positions, counts / counts.sum(axis=1, keepdims=True)
+
+
+@dataclass
+class LabelClusters:
+    """Clusters of label shares: points that were clustered; a client belongs to the nearest one."""
+
+    points: Array = field(default_factory=lambda: np.empty((0, 0)))
+    labels: Indices = field(default_factory=lambda: np.empty(0, np.int64))  # of the points
+    fitted: int = 0  # for how many clients
+
+    def fit(self, shares: Array, limit: int, rng: Generator, cluster: Clustering) -> bool:
+        """Cluster at most `limit` clients, at first and when there are twice as many."""
+        due = len(shares) >= 2 * self.fitted or self.points.shape[1:] != shares.shape[1:]
+        if due:
+            part = shares[sample_positions(len(shares), limit, rng)]
+            (self.points, self.labels), self.fitted = cluster(part, rng), len(shares)
+        return due
+
+    def assign(self, shares: Array) -> Indices:
+        """Return the cluster of each row."""
+        from scipy.spatial import KDTree
+
+        return np.asarray(self.labels[KDTree(self.points).query(shares)[1]])
 
 
 def label_distances(counts: Array, pooled: Array | float, goal: Array | float) -> Array:
@@ -130,3 +163,39 @@ def by_report(
     fresh = signals.rounds(name, outcome.finished) == round.number
     finished = outcome.finished
     return take(finished, np.flatnonzero(fresh)), take(finished, np.flatnonzero(~fresh))
+
+
+@dataclass
+class LastLossState:
+    """How often in a row each client finished without reporting a loss."""
+
+    failures: dict[ClientId, int] = field(default_factory=dict)
+
+
+class LastLossPolicy(Policy):
+    """Selects by a value of each client: sqrt(n) times the loss with which it last trained.
+
+    A client that finishes without reporting a loss has its value halved each time, or the median of
+    all others if it never reported. The value of those that never trained is infinite.
+    """
+
+    needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"loss"}))
+
+    def values(self, round: Round, signals: Signals) -> Array:
+        """Return the value of each available client."""
+        values = np.full(len(round.available), np.inf)
+        positions, losses = signals.read("loss", round.available)
+        values[positions] = np.sqrt(sizes(signals, round.available)[positions]) * losses
+        failures = values_for(self.state.failures, round.available)
+        if (late := failures > 0).any():
+            median = float(np.median(values[positions])) if len(positions) else 0.0
+            known = np.where(np.isfinite(values[late]), values[late], median)
+            values[late] = known - np.abs(known) * (1 - 0.5 ** failures[late])
+        return values
+
+    def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
+        """Count who finished and did not report a loss."""
+        reported, missing = by_report(round, outcome, signals, "loss")
+        for client in reported:
+            self.state.failures.pop(client, None)
+        count_up(self.state.failures, missing)

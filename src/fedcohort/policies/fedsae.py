@@ -1,0 +1,51 @@
+"""FedSAE: a softmax over the last losses."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.random import Generator
+
+from fedcohort.options import NonNegative
+from fedcohort.policies.base import pick, register
+from fedcohort.policies.readings import LastLossPolicy, LastLossState
+from fedcohort.rounds import Round, Selection
+from fedcohort.signals.table import Signals
+
+
+@register("fedsae", when="a baseline that prefers high losses, without extra queries")
+class FedSAE(LastLossPolicy):
+    """The active selection of Li et al., with which paper 4 compares.
+
+    A client's value is sqrt(n) times the mean loss that it reported when it last trained. Clients
+    are drawn one by one in proportion to exp(beta * value). A client that never finished has the
+    largest value known.
+
+    Parameters
+    ----------
+    beta : float, default=0.01
+        Sharpness of the softmax.
+
+    Notes
+    -----
+    Source: a public copy of the code, yasar-rehman/FedSAE; the paper's text could not be had.
+    Checked: values and draw by hand.
+    Reference: Li et al. (2021), FedSAE: A Self-Adaptive Federated Learning Framework, IJCNN.
+
+    Only the selection; FedSAE also predicts how much work each client can finish. In the code,
+    losses are those of the new global model, at first from everybody; here they come with the
+    updates. After training the code divides by sqrt(n), which contradicts its start and is not
+    followed. A client that finishes and reports no loss has its value halved.
+    """
+
+    def __init__(self, beta: NonNegative = 0.01) -> None:
+        self.beta = beta
+        self.state = LastLossState()
+
+    def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
+        """Draw in proportion to exp(beta * value)."""
+        values = self.values(round, signals)
+        known = np.isfinite(values)
+        values[~known] = values[known].max(initial=0.0)
+        chosen = pick(round.available, round.size, rng, self.beta * values)
+        score_of = dict(zip(round.available, values.tolist(), strict=True))
+        return Selection(chosen, scores={client: score_of[client] for client in chosen})
