@@ -94,13 +94,6 @@ def test_large_sets_do_not_overflow() -> None:
     assert len(set(process.sample(50, rng).tolist())) == 50
 
 
-def test_similarity_kernel_is_equation_14() -> None:
-    profiles = np.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
-    distance = np.array([[0, 5, 1], [5, 0, np.sqrt(18)], [1, np.sqrt(18), 0]])
-    similarity = 1 - distance / 5
-    np.testing.assert_allclose(dpp.similarity_kernel(pdist(profiles)), similarity.T @ similarity)
-
-
 def test_equal_profiles_fall_back_to_uniform() -> None:
     kernel = dpp.similarity_kernel(pdist(np.ones((6, 4))))
     np.testing.assert_allclose(kernel, 6.0)

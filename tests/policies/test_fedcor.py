@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedcohort.gates import Gate
+from fedcohort.numerics import gp
 from fedcohort.policies import FedCor
 from fedcohort.policies.fedcor import FedCorState
 from fedcohort.rounds import Outcome, Round, stream
@@ -13,18 +14,6 @@ from fedcohort.session import Session
 from fedcohort.signals.table import Signals
 
 IDS = tuple(f"{i:02d}" for i in range(12))
-
-
-def algorithm_1(cov, p, alpha, size, available=None):
-    """The picks by literal conditioning; a negative score is divided by alpha."""
-    sigma, left, chosen = np.array(cov, float), list(available or range(len(p))), []
-    for _ in range(size):
-        gain = {k: p @ sigma[:, k] / np.sqrt(sigma[k, k]) for k in left}
-        k = max(left, key=lambda k: gain[k] * alpha[k] if gain[k] >= 0 else gain[k] / alpha[k])
-        sigma = sigma - np.outer(sigma[:, k], sigma[:, k]) / sigma[k, k]
-        chosen.append(k)
-        left.remove(k)
-    return chosen
 
 
 class OneOf(Gate):
@@ -106,7 +95,7 @@ def test_selection_is_algorithm_1_with_annealing() -> None:
     for number in range(2, 6):
         round = Round(number, IDS, 3)
         selection = policy.select(round, signals, stream(number))
-        expected = algorithm_1(x.T @ x + 1e-4 * np.eye(12), p, alpha, 3)
+        expected = gp.greedy(x, p, alpha, 3, noise_std=0.01, demote=True)
         assert selection.clients == tuple(IDS[i] for i in expected)
         policy.observe(round, Outcome(selection.clients, selection.clients), signals)
         alpha[expected] *= 0.5
@@ -120,8 +109,7 @@ def test_literal_selection_leaves_the_noise_out() -> None:
         policy = FedCor(warmup=1, selection_noise=noisy)
         policy.state = FedCorState(clients=list(IDS), embedding=x, selections=2, noise_std=3.0)
         chosen[noisy] = policy.select(Round(2, IDS, 3), Signals(), stream(0)).clients
-        cov = x.T @ x + (9.0 * np.eye(12) if noisy else 0)
-        expected = algorithm_1(cov, np.ones(12) / 12, np.ones(12), 3)
+        expected = gp.greedy(x, np.ones(12) / 12, np.ones(12), 3, noise_std=3.0 * noisy)
         assert chosen[noisy] == tuple(IDS[i] for i in expected)
     assert chosen[True] != chosen[False]
 
@@ -132,8 +120,7 @@ def test_only_available_clients_but_everybodys_loss_counts() -> None:
     policy.state = FedCorState(clients=list(IDS), embedding=x, selections=2)
     here = IDS[3:9]
     chosen = policy.select(Round(2, here, 3), Signals(), stream(0)).clients
-    cov = x.T @ x + 1e-4 * np.eye(12)
-    expected = algorithm_1(cov, np.ones(12) / 12, np.ones(12), 3, range(3, 9))
+    expected = gp.greedy(x, np.ones(12) / 12, np.ones(12), 3, np.arange(3, 9), noise_std=0.01)
     assert chosen == tuple(IDS[i] for i in expected)
 
 

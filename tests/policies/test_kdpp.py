@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
@@ -24,20 +22,11 @@ def recorded(profiles=PROFILES, ids=IDS, signal="feature_profile") -> Signals:
     return signals
 
 
-def enumerated(kernel: np.ndarray, k: int) -> dict[tuple[int, ...], float]:
-    sets = list(combinations(range(len(kernel)), k))
-    weights = np.array([np.linalg.det(kernel[np.ix_(s, s)]) for s in sets])
-    return dict(zip(sets, weights / weights.sum(), strict=True))
-
-
 def test_scores_are_inclusion_probabilities() -> None:
-    law = enumerated(dpp.similarity_kernel(pdist(PROFILES)), 2)
-    chance = np.zeros(6)
-    for subset, probability in law.items():
-        chance[list(subset)] += probability
     selection = KDPP().select(Round(0, IDS, 2), recorded(), stream(0))
-    for client, score in selection.scores.items():
-        assert score == pytest.approx(chance[IDS.index(client)])
+    law = dpp.FixedSizeDPP.from_kernel(dpp.similarity_kernel(pdist(PROFILES)))
+    expected = [law.inclusion(2)[IDS.index(client)] for client in selection.clients]
+    assert list(selection.scores.values()) == pytest.approx(expected)
 
 
 def test_of_many_clients_some_are_drawn_uniformly(monkeypatch) -> None:

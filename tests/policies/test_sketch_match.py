@@ -14,6 +14,7 @@ from fedcohort.signals.table import Signals
 from fedcohort.sketch.federation import UniformLabels
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
+from fedcohort.testing import recorded
 
 
 def federation(clients: int = 40, seed: int = 0, noise: float = 0.0):
@@ -31,8 +32,7 @@ def federation(clients: int = 40, seed: int = 0, noise: float = 0.0):
         one["noise"] = noise
         one["counts"] += np.round(np.sqrt(noise) * rng.normal(size=(4, 16))).astype(int)
     ids = tuple(f"{i:03d}" for i in range(clients))
-    signals = Signals()
-    signals.record("race_sketch", dict(zip(ids, out, strict=True)), 0)
+    signals = recorded(race_sketch=dict(zip(ids, out, strict=True)))
     return ids, out, labels, signals
 
 
@@ -80,10 +80,10 @@ def test_no_exchange_improves_the_empirical_bayes_objective(noise: float) -> Non
     assert min(swapped) > 0.7 * value
 
 
-def run(policy, ids, signals, rounds: int, size: int = 5) -> list[list[int]]:
+def run(policy, ids, signals, rounds: int, size: int = 5, averaging=None) -> list[list[int]]:
     cohorts = []
     for number in range(rounds):
-        round = Round(number, ids, size)
+        round = Round(number, ids, size, averaging)
         chosen = policy.select(round, signals, stream(0, number)).clients
         policy.observe(round, Outcome(chosen, chosen), signals)
         cohorts.append([ids.index(c) for c in chosen])
@@ -106,10 +106,10 @@ def test_everybody_takes_part() -> None:
 
 def test_the_engine_says_how_models_are_averaged() -> None:
     """By default cohorts are those of the average that the round states."""
-    ids, readings, _, signals = federation()
+    ids, readings, _, _ = federation()
     readings["n"][:20] *= 30  # large and small clients, so that the average matters
     readings["counts"][:20] *= 30
-    signals.record("race_sketch", dict(zip(ids, readings, strict=True)), 0)
+    signals = recorded(race_sketch=dict(zip(ids, readings, strict=True)))
 
     def cohort(averaging: str | None) -> tuple[str, ...]:
         return SketchMatch().select(Round(0, ids, 6, averaging), signals, stream(0)).clients
@@ -132,8 +132,7 @@ def iid(clients: int, seed: int, epsilon: float) -> tuple[tuple[str, ...], np.nd
             noise = rng.laplace(scale=4 / epsilon, size=(4, 16))
             one["counts"] += np.round(noise).astype(int)
     ids = tuple(f"{i:03d}" for i in range(clients))
-    signals = Signals()
-    signals.record("race_sketch", dict(zip(ids, out, strict=True)), 0)
+    signals = recorded(race_sketch=dict(zip(ids, out, strict=True)))
     return ids, out, signals
 
 
@@ -173,16 +172,11 @@ def test_noise_of_the_small_does_not_hide_what_the_large_tell() -> None:
                 row += np.bincount(of_kind[kind], minlength=64)
         out["counts"] += np.round(rng.laplace(scale=10, size=(100, 10, 64))).astype(int)
         out["n"], out["noise"] = n, 200.0
-        ids, signals = tuple(f"{i:03d}" for i in range(100)), Signals()
-        signals.record("race_sketch", dict(zip(ids, out, strict=True)), 0)
+        ids = tuple(f"{i:03d}" for i in range(100))
+        signals = recorded(race_sketch=dict(zip(ids, out, strict=True)))
         far = []
         for policy in (SketchMatch(), Uniform()):
-            cohorts = []
-            for number in range(20):
-                round = Round(number, ids, 5, "equal")
-                chosen = policy.select(round, signals, stream(0, number)).clients
-                policy.observe(round, Outcome(chosen, chosen), signals)
-                cohorts.append([ids.index(c) for c in chosen])
+            cohorts = run(policy, ids, signals, 20, averaging="equal")
             mixes = kinds[np.array(cohorts)].mean(axis=1) - kinds.mean(axis=0)
             far.append(np.square(mixes).sum(axis=1).mean())
         ratios.append(far[0] / far[1])
@@ -306,18 +300,13 @@ def test_turns_bound_the_wait_of_every_client(turns: int, pool: str | None) -> N
         one[0, 2 if i == 40 else i % 2] = 100
     ids = tuple(f"{i:02d}" for i in range(41))
 
-    def picked(policy: SketchMatch, rounds: int) -> set[str]:
-        signals, chosen = Signals(), set()
-        signals.record("race_sketch", dict(zip(ids, readings, strict=True)), 0)
-        for number in range(rounds):
-            round = Round(number, ids, 2, "equal")
-            cohort = policy.select(round, signals, stream(0, number)).clients
-            policy.observe(round, Outcome(cohort, cohort), signals)
-            chosen.update(cohort)
-        return chosen
+    signals = recorded(race_sketch=dict(zip(ids, readings, strict=True)))
 
-    assert "40" not in picked(SketchMatch(), 400)
-    assert picked(SketchMatch(turns=turns, pool=pool), -(-41 // turns)) == set(ids)
+    def picked(policy: SketchMatch, rounds: int) -> set[int]:
+        return {i for c in run(policy, ids, signals, rounds, 2, "equal") for i in c}
+
+    assert 40 not in picked(SketchMatch(), 400)
+    assert picked(SketchMatch(turns=turns, pool=pool), -(-41 // turns)) == set(range(41))
 
 
 def test_private_sketches_of_few_records_are_small():
@@ -343,8 +332,7 @@ def test_a_false_size_steers_less(monkeypatch: pytest.MonkeyPatch) -> None:
     gaps = []
     for ratio in (10, 1e12):
         monkeypatch.setattr("fedcohort.sketch.federation.MAX_SIZE_RATIO", ratio)
-        signals = Signals()
-        signals.record("race_sketch", dict(zip(ids, wide, strict=True)), 0)
+        signals = recorded(race_sketch=dict(zip(ids, wide, strict=True)))
         cohorts = run(SketchMatch(), ids, signals, 30)
         gaps.append(np.mean([gap(readings[1:], [i - 1 for i in c if i]) for c in cohorts]))
     assert gaps[0] < 0.5 * gaps[1]
@@ -387,8 +375,7 @@ class TestTime:
         for i, one in enumerate(readings["counts"]):
             one[0, 1 if i < 4 else 0] = 100
         ids = tuple(f"{i:02d}" for i in range(12))
-        signals = Signals()
-        signals.record("race_sketch", dict(zip(ids, readings, strict=True)), 0)
+        signals = recorded(race_sketch=dict(zip(ids, readings, strict=True)))
         signals.record("duration", {c: 50.0 if c < "04" else 1.0 for c in ids}, 0)
         for n in range(10):
             policy = SketchMatch(pool="all", time=True)
@@ -403,8 +390,7 @@ class TestTime:
         for i, one in enumerate(readings["counts"]):
             one[0, i // 2] = 100
         ids = tuple(f"{i:02d}" for i in range(12))
-        signals = Signals()
-        signals.record("race_sketch", dict(zip(ids, readings, strict=True)), 0)
+        signals = recorded(race_sketch=dict(zip(ids, readings, strict=True)))
         signal = "duration" if time is True else "expected_duration"
         signals.record(signal, {c: 1.0 + 9 * (int(c) % 2) for c in ids}, 0)
         policy = SketchMatch(pool="all", time=time)
