@@ -166,7 +166,7 @@ WHY_NOT = {
     "not vectors": "trees are no vectors",
     "not a vector": "trees are no vectors",
     "features": "needs `model=`",
-    "initial model, which is empty": "needs `model=`",
+    "initial model, which is empty": "the first model is empty",
     "came without it": "needs `attach`",
     "No query function": "needs `attach`",
     "classes=": "needs `classes=`",
@@ -184,7 +184,7 @@ def flower_apps(file):
                 others.setdefault(words, []).append(policy)
         good = sum(not reason for reason in found["reasons"].values())
         why = "; ".join(f"{words}: {', '.join(names)}" for words, names in others.items())
-        lines.append([app, found["lines"], f"{good} of {len(found['reasons'])}", why])
+        lines.append([app, str(found["lines"]), f"{good} of {len(found['reasons'])}", why])
     return table(["app", "lines", "policies that run", "the others"], lines)
 
 

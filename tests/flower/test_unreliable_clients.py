@@ -221,7 +221,7 @@ MISSING = {
 def test_a_policy_without_answers_stops(digits, cohort, policy):
     """Such a policy once selected uniformly, without a warning and with exit status 0."""
     strategy = cohort(policy, cohort_size=3, center=np.zeros(64))
-    with pytest.raises(ConfigError, match=f"nobody answered the signal {MISSING[policy]}"):
+    with pytest.raises(ConfigError, match=f"round 1: nobody answered the signal {MISSING[policy]}"):
         strategy.start(grid_without_losses(digits), digits.arrays(), 3)
 
 

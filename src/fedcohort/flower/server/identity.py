@@ -64,10 +64,7 @@ class Directory:
     """
 
     def __init__(
-        self,
-        identity: Identity = "auto",
-        timeout: float = 60.0,
-        eligible: Eligible | None = None,
+        self, identity: Identity = "auto", timeout: float = 60.0, eligible: Eligible | None = None
     ) -> None:
         if identity not in IDENTITIES:
             raise ConfigError(f"identity={identity!r} must be one of {', '.join(IDENTITIES)}")
@@ -146,11 +143,7 @@ class Directory:
         return None
 
     def _ask(
-        self,
-        grid: AnyGrid,
-        asked: list[NodeInfo],
-        question: RecordDict | None,
-        take: Take | None,
+        self, grid: AnyGrid, asked: list[NodeInfo], question: RecordDict | None, take: Take | None
     ) -> None:
         """Ask nodes for their ids and tags, and for what else the question has."""
         self._asked.update(info.node for info in asked)

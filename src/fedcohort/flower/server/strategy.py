@@ -161,7 +161,7 @@ class CohortStrategy(Strategy):
         self._reported: set[str] = set()
         self._durations: dict[ClientId, float] = {}
         self._announced_rest: dict[ClientId, int] = {}
-        self._handed_on = 0
+        self._handed_on = self._round = 0
         self._started = time.monotonic()
         self._cohort: Cohort | None = None
         self._grid: CohortGrid | None = None
@@ -238,7 +238,8 @@ class CohortStrategy(Strategy):
         self._cohort, self._started = None, time.monotonic()
         self.replies.failed.clear()
         self.dtypes = self.dtypes or wire.dtypes_of(arrays)
-        number, unchanged = server_round + self.rounds_before, ConfigRecord(dict(config))
+        self._round = number = server_round + self.rounds_before
+        unchanged = ConfigRecord(dict(config))
         collector = self.collector
         collector.begin(
             grid,
@@ -356,7 +357,7 @@ class CohortStrategy(Strategy):
         if "Error" in why:  # a reason that clients gave says more than a remedy of ours
             remedy = ""
         return ConfigError(
-            f"round {self.session.round_number + 1}: nobody answered {what}, which "
+            f"round {self._round}: nobody answered {what}, which "
             f"{type(self.session.policy).__name__} or its gate needs. {client}: {why.strip()}."
             + (f" Remedy: {remedy}." if remedy else "")
         )
