@@ -148,27 +148,27 @@ def main() -> None:
             start_supernode(processes, folder, number, port, options.trusted_entities)
         settings = f"num-server-rounds={options.rounds} out='{out}'"
         processes.call("flwr", "run", str(HERE), "here", "--run-config", settings)
-        wait_for(out / "summary.json", options.limit)
+        wait_for(out / "federation.json", options.limit)  # the last file of a run
         report(out)
     finally:
         processes.stop()
 
 
-def wait_for(summary: Path, limit: float) -> None:
+def wait_for(file: Path, limit: float) -> None:
     end = time.monotonic() + limit
-    while not summary.exists():
+    while not file.exists():
         if time.monotonic() > end:
-            raise TimeoutError(f"no results after {limit} s; see the logs beside {summary.parent}")
+            raise TimeoutError(f"no results after {limit} s; see the logs beside {file.parent}")
         time.sleep(0.5)
 
 
 def report(out: Path) -> None:
-    for line in (out / "rounds.jsonl").read_text().splitlines():
-        done = json.loads(line)
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    for done in rounds:
         uploads = f"{len(done['finished'])} uploads" if done["finished"] else "no uploads"
         cohort, accuracy = ", ".join(done["selected"]), done["accuracy"]
-        print(f"round {done['round'] + 1}: {cohort}: {uploads}, accuracy {accuracy:.3f}")
-    print("bytes:", json.loads((out / "summary.json").read_text())["seeds"][0]["bytes_by_kind"])
+        print(f"round {done['round']}: {cohort}: {uploads}, accuracy {accuracy:.3f}")
+    print("bytes up:", sum(done["bytes_up"] for done in rounds))
     print(f"fedcohort report {out} makes a page of it")
 
 
