@@ -25,7 +25,7 @@ def test_flags_equal_hand_computed_projections():
     rng = np.random.default_rng(0)
     start = rng.normal(size=50)
     models = start + rng.normal(size=(8, 50)) * np.linspace(0.001, 0.4, 8)[:, None]
-    matrix = Projection(50, 10, seed=0).columns(0, 50)
+    matrix = Projection(50, 10, seed=0).matrix()
     h, rows = matrix @ start, models @ matrix.T
     ratios = np.linalg.norm(rows - h, axis=1) / np.linalg.norm(h)
     threshold = float(np.sort(ratios)[3:5].mean())  # four below, four above

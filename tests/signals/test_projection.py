@@ -13,10 +13,6 @@ from scipy.stats import kstest
 from fedcohort.signals.projection import Projection
 
 
-def matrix(projection):
-    return projection.columns(0, projection.dim)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     dim=st.integers(1, 70),
@@ -29,13 +25,13 @@ def test_apply_is_the_matrix_product_exactly(dim, k, kind, seed, dtype) -> None:
     """Entries have 24 bits and the values are small integers, so every sum is exact."""
     projection = Projection(dim, k, kind, seed)
     values = np.random.default_rng(dim).integers(-50, 50, size=(3, dim)).astype(dtype)
-    expected = values.astype(np.float64) @ matrix(projection).T
+    expected = values.astype(np.float64) @ projection.matrix().T
     np.testing.assert_array_equal(projection.apply(values), expected)
     np.testing.assert_array_equal(projection.apply(values[1]), expected[1])
 
 
 def test_uniform_entries_are_uniform_and_independent_looking() -> None:
-    entries = matrix(Projection(4000, 50, seed=1))
+    entries = Projection(4000, 50, seed=1).matrix()
     assert kstest(entries.ravel(), "uniform", (-1, 2)).pvalue > 1e-3
     rows = np.corrcoef(entries)
     # off-diagonal correlations have deviation 1/sqrt(4000) = 0.016; 2,450 of them within 5
@@ -45,7 +41,7 @@ def test_uniform_entries_are_uniform_and_independent_looking() -> None:
 
 
 def test_sparse_has_one_signed_entry_a_column_spread_over_rows() -> None:
-    entries = matrix(Projection(20_000, 7, "sparse", seed=1))
+    entries = Projection(20_000, 7, "sparse", seed=1).matrix()
     np.testing.assert_array_equal(np.abs(entries).sum(axis=0), 1)
     counts = np.abs(entries).sum(axis=1)
     assert np.abs(counts - 20_000 / 7).max() < 5 * np.sqrt(20_000 / 7)
@@ -54,9 +50,9 @@ def test_sparse_has_one_signed_entry_a_column_spread_over_rows() -> None:
 
 def test_seed_and_kind_decide_the_matrix_for_ever() -> None:
     """Pinned entries: sketches of a running federation must not change under it."""
-    assert matrix(Projection(3, 2, seed=0))[0, 0] == -0.6316481232643127
-    assert matrix(Projection(6, 2, "sparse"))[0].tolist() == [0.0, 1.0, 0.0, 0.0, 1.0, -1.0]
-    assert not np.array_equal(matrix(Projection(3, 2, seed=0)), matrix(Projection(3, 2, seed=1)))
+    assert Projection(3, 2, seed=0).matrix()[0, 0] == -0.6316481232643127
+    assert Projection(6, 2, "sparse").matrix()[0].tolist() == [0.0, 1.0, 0.0, 0.0, 1.0, -1.0]
+    assert not np.array_equal(Projection(3, 2, seed=0).matrix(), Projection(3, 2, seed=1).matrix())
 
 
 def test_dense_projection_of_a_real_model_stores_no_matrix() -> None:

@@ -26,18 +26,9 @@ from fedcohort.exceptions import BudgetExceeded, DataError
 from fedcohort.options import Range, Whole, check_fields
 from fedcohort.privacy.noise import Neighbors, check_budget
 from fedcohort.privacy.release import Release
-from fedcohort.storage import make_folder, refuse_links, remove_leftovers, write_atomically
+from fedcohort.storage import DAMAGED, make_folder, refuse_links, remove_leftovers, write_atomically
 
 Amount = Annotated[float, Range(0, 1e100)]  # arithmetic on amounts cannot overflow
-DAMAGE = (
-    OSError,
-    ArithmeticError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-)
 
 
 @dataclass(frozen=True)
@@ -215,5 +206,5 @@ def _load(path: Path) -> tuple[float, float, Account, set[str]]:
         budget = float(content["epsilon"]), float(content["delta"])
         check_budget(*budget)
         return *budget, Account(**content["spent"]), set(undelivered)
-    except DAMAGE as error:
+    except DAMAGED as error:
         raise DataError(f"{path} is not a budget ledger: {error}") from None

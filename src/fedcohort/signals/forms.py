@@ -44,13 +44,6 @@ class Form(ABC):
     def example(self, rng: Generator) -> Array:
         """Make up a plausible reading."""
 
-    def checked(self, reading: Array) -> Array | None:
-        """Return one reading in the declared dtype, or None if it does not have the form."""
-        if not self.fits(reading.dtype, reading.shape):
-            return None
-        kept, values = self.checked_together(reading[None])
-        return values.reshape(values.shape[1:]) if kept.all() else None
-
 
 @dataclass(frozen=True)
 class Numbers(Form):
@@ -58,8 +51,9 @@ class Numbers(Form):
 
     Examples
     --------
-    >>> Numbers().checked(np.array(0.5)), Numbers().checked(np.array(1e300)) is None
-    (array(0.5), True)
+    >>> kept, values = Numbers(low=0).checked_together(np.array([0.5, 1e300, -1.0]))
+    >>> kept.tolist(), values.tolist()
+    ([True, False, False], [0.5])
     """
 
     shape: tuple[int | None, ...] = ()  # None stands for any length
@@ -97,6 +91,12 @@ class Numbers(Form):
             return np.asarray(rng.integers(1, 100, shape), self.dtype)
         values = rng.normal(size=shape) if shape else rng.gamma(2.0)
         return np.asarray(np.clip(values, self.low, self.high), self.dtype)
+
+
+def smallest_width(counts: Array) -> int:
+    """Return the bytes of the smallest signed integers that hold these."""
+    low, high = int(counts.min(initial=0)), int(counts.max(initial=0))
+    return np.min_scalar_type(min(low, -1 - high)).itemsize
 
 
 def sketch_dtype(rows: int, buckets: int, kind: str) -> np.dtype[np.void]:
@@ -160,8 +160,7 @@ def sketch_reading(n: float, noise: float, counts: Array) -> Array:
 
 
 def _sketch_readings(n: Array, noise: Array, counts: Array) -> Array:
-    low, high = int(counts.min(initial=0)), int(counts.max(initial=0))
-    bits = next(b for b in (16, 32, 64) if -(1 << (b - 1)) <= low <= high < 1 << (b - 1))
-    out = np.zeros(len(counts), sketch_dtype(counts.shape[1], counts.shape[2], f"i{bits // 8}"))
+    width = max(2, smallest_width(counts))
+    out = np.zeros(len(counts), sketch_dtype(counts.shape[1], counts.shape[2], f"i{width}"))
     out["n"], out["noise"], out["counts"] = n, noise, counts
     return out

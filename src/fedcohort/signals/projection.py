@@ -41,7 +41,7 @@ class Projection:
     >>> sketch = Projection(dim=1000, k=10, seed=7)
     >>> model = np.linspace(-1, 1, 1000)
     >>> h = sketch.apply(model)
-    >>> h.shape, bool(np.allclose(h, sketch.columns(0, 1000) @ model))
+    >>> h.shape, bool(np.allclose(h, sketch.matrix() @ model))
     ((10,), True)
     """
 
@@ -64,7 +64,7 @@ class Projection:
             array = array.astype(np.float64)
         rows = np.ascontiguousarray(np.atleast_2d(array))
         if self.kind == "sparse":
-            places, signs = self._places(0, self.dim)
+            places, signs = self._places()
             result = np.empty((len(rows), self.k))
             for sums, row in zip(result, rows, strict=True):
                 sums[:] = np.bincount(places, signs * row, minlength=self.k)
@@ -74,22 +74,22 @@ class Projection:
             result = np.asarray(project_uniform(rows, self.k, self._key))
         return result if array.ndim == 2 else np.asarray(result[0])
 
-    def columns(self, start: int, stop: int) -> Array:
-        """Return columns start to stop of P, of shape (k, stop - start)."""
+    def matrix(self) -> Array:
+        """Return P, of shape (k, dim)."""
         if self.kind == "sparse":
-            places, signs = self._places(start, stop)
-            part = np.zeros((self.k, stop - start))
-            part[places, np.arange(stop - start)] = signs
-            return part
-        columns = np.arange(start, stop, dtype=np.uint64)
+            places, signs = self._places()
+            matrix = np.zeros((self.k, self.dim))
+            matrix[places, np.arange(self.dim)] = signs
+            return matrix
+        columns = np.arange(self.dim, dtype=np.uint64)
         pairs = np.arange((self.k + 1) // 2, dtype=np.uint64)  # two entries from one hash
         words = self._words(columns * np.uint64(pairs.size) + pairs[:, None])
         halves = (words >> np.uint64(8)) & np.uint64(0xFFFFFF), words >> np.uint64(40)
         return np.vstack([(half + 0.5) * 2.0**-23 - 1.0 for half in halves])[: self.k]
 
-    def _places(self, start: int, stop: int) -> tuple[NDArray[np.int64], Array]:
+    def _places(self) -> tuple[NDArray[np.int64], Array]:
         """Return the row and the sign of the one entry in each column of a sparse matrix."""
-        words = self._words(np.arange(start, stop, dtype=np.uint64))
+        words = self._words(np.arange(self.dim, dtype=np.uint64))
         rows = ((words >> np.uint64(32)) * np.uint64(self.k)) >> np.uint64(32)
         return rows.astype(np.int64), np.where(words & 1, 1.0, -1.0)
 

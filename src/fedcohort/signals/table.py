@@ -65,10 +65,7 @@ class Signals:
         `form` is what the signal declares; without it, any finite numbers of one layout will do.
         """
         answered = {c: r for c, r in readings.items() if r is not None}
-        clients, parts = (
-            list(answered),
-            list(_check_readings(list(answered.values()), form)),
-        )
+        clients, parts = list(answered), list(_check_readings(list(answered.values()), form))
         votes: Counter[Layout] = Counter()
         for places, values in parts:
             votes[_layout(values)] += len(places)
@@ -120,12 +117,6 @@ class Signals:
         for start in range(0, len(positions), size):
             part = positions[start : start + size]
             yield part, self._columns[name].values[rows[part]]
-
-    def field(self, name: str, field: str, clients: Sequence[ClientId]) -> Array:
-        """Return one field of the clients' structured readings, for those that have one."""
-        rows = self._rows(name, clients)
-        column = self._columns.get(name)
-        return np.empty(0) if column is None else column.values[field][rows[rows >= 0]]
 
     def values(self, name: str, clients: Sequence[ClientId]) -> Array:
         """Return the readings of `clients`, all of whom must have one."""

@@ -49,8 +49,7 @@ class TensorVectors(Vectors):
 
 @lru_cache(maxsize=4)
 def _matrix(projection: Projection, device: str) -> Tensor:
-    columns = projection.columns(0, projection.dim).astype(np.float32)
-    return torch.from_numpy(columns).to(device)
+    return torch.from_numpy(projection.matrix().astype(np.float32)).to(device)
 
 
 @dataclass(frozen=True)

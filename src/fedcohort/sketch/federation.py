@@ -70,7 +70,7 @@ class GlobalSketch:
         """
         if len(self.seen) < max(MIN_SIZES, 2 * self.capped_at):
             return False
-        n = signals.field("race_sketch", "n", tuple(self.seen))
+        n = signals.read("race_sketch", tuple(self.seen))[1]["n"]
         before, self.capped_at = self.cap, len(self.seen)
         self.cap = MAX_SIZE_RATIO * max(float(np.median(n)), 1.0)
         return bool((n > min(before, self.cap)).any())

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import InvalidSketch
+from fedcohort.signals.forms import smallest_width
 from fedcohort.sketch.hashing import MAX_CELLS
 
 MAGIC = b"FCSKETCH"
@@ -38,7 +39,6 @@ DIGEST = 32
 MAX_HEADER = 1 << 22
 MAX_FILE = MAX_HEADER + 8 * MAX_CELLS + (1 << 20)
 MAX_RATIO = 1100  # zlib packs at most 1032 to 1
-WIDTHS = {1: "<i1", 2: "<i2", 4: "<i4", 8: "<i8"}
 
 
 def pack(header: dict[str, Any], counts: NDArray[np.int64]) -> bytes:
@@ -55,9 +55,7 @@ def pack(header: dict[str, Any], counts: NDArray[np.int64]) -> bytes:
 
 def narrow(counts: NDArray[Any]) -> NDArray[Any]:
     """Return counts in the smallest little-endian integers that hold them."""
-    low, high = int(counts.min()), int(counts.max())
-    width = next(w for w in WIDTHS if -(1 << (8 * w - 1)) <= low <= high < 1 << (8 * w - 1))
-    return counts.astype(WIDTHS[width])
+    return counts.astype(f"<i{smallest_width(counts)}")
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -89,7 +87,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 def unpack_counts(packed: bytes, width: object, cells: int) -> NDArray[np.int64]:
     """Unpack exactly `cells` integers, or refuse."""
-    if not isinstance(width, int) or width not in WIDTHS:
+    if not isinstance(width, int) or width not in (1, 2, 4, 8):
         raise InvalidSketch(f"counts cannot have a width of {width!r} bytes")
     size = cells * width
     if size > 8 * MAX_CELLS or size > MAX_RATIO * len(packed):
@@ -101,7 +99,7 @@ def unpack_counts(packed: bytes, width: object, cells: int) -> NDArray[np.int64]
         raise InvalidSketch(f"the counts cannot be unpacked: {error}") from None
     if len(raw) != size or not stream.eof or stream.unused_data:
         raise InvalidSketch(f"the counts are not {cells} integers")
-    return np.frombuffer(raw, WIDTHS[width]).astype(np.int64)
+    return np.frombuffer(raw, f"<i{width}").astype(np.int64)
 
 
 def checked_n(n: Any, counts: NDArray[np.int64], private: bool) -> int | float:

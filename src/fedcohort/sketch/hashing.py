@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from itertools import chain, islice
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -88,15 +88,12 @@ class SRP(HashFamily):
     rows: Rows = 1000
     bits: Annotated[int, Range(1, MAX_BITS)] = 6
     seed: Seed = 0
+    family: Literal["fast"] = "fast"  # files name the kind of projections too
 
     @property
     def buckets(self) -> int:  # type: ignore[override]
         """Buckets per row."""
         return int(2**self.bits)
-
-    def spec(self) -> dict[str, Any]:
-        """Return what determines the functions; files name the kind of projections too."""
-        return {**super().spec(), "family": "fast"}
 
     def codes(self, block: NDArray[Any]) -> Codes:
         """Return the bucket of every vector in every row, (rows, n)."""
@@ -200,10 +197,7 @@ def family_from(spec: Any) -> HashFamily:
     if not isinstance(spec, dict) or not isinstance(spec.get("name"), str):
         raise ValueError("a hash family must be an object with a name")
     options = {key: value for key, value in spec.items() if key != "name"}
-    family = lookup("hash family", spec["name"], FAMILIES)
-    if family is SRP and options.pop("family", "fast") != "fast":
-        raise ValueError(f"srp: family={spec['family']!r} is not supported; make the sketch again")
-    return family(**options)
+    return lookup("hash family", spec["name"], FAMILIES)(**options)
 
 
 @lru_cache(maxsize=16)
@@ -388,10 +382,7 @@ def _sets(family: Any, transform: Any, x: Any, y: ArrayLike | None) -> Iterator[
     if dense or hasattr(x, "tocsr"):
         x = x if dense else x.tocsr()
         for lo in range(0, x.shape[0], SETS_AT_A_TIME):
-            part = x[lo : lo + SETS_AT_A_TIME]
-            part = _membership(part) if dense else part.copy()
-            part.eliminate_zeros()
-            yield partial(_sets_of_columns, part)
+            yield partial(_sets_of_columns, x[lo : lo + SETS_AT_A_TIME])
         return
     if isinstance(x, (str, bytes)):
         raise ValueError("minhash: give a list of texts or token sets, not one string")
@@ -402,16 +393,14 @@ def _sets(family: Any, transform: Any, x: Any, y: ArrayLike | None) -> Iterator[
 
 
 def _sets_of_columns(rows: Any) -> Sets:
-    return Sets(_hash_integers(rows.indices), rows.indptr.astype(np.int64))
-
-
-def _membership(x: NDArray[Any]) -> Any:
-    """Return a 0/1 matrix, sparse; refuse any other dense one, which could mean two things."""
+    """Return the columns that are not 0; refuse a dense matrix that could mean two things."""
     from scipy.sparse import csr_matrix
 
-    if not ((x == 0) | (x == 1)).all():
+    if isinstance(rows, np.ndarray) and not ((rows == 0) | (rows == 1)).all():
         raise ValueError(
             "minhash: rows of a matrix that is not 0/1 could be tokens or weights; give token "
             "sets as list(x), a 0/1 matrix as x > 0, or use srp for vectors"
         )
-    return csr_matrix(x)
+    marks = csr_matrix(rows, copy=True)
+    marks.eliminate_zeros()
+    return Sets(_hash_integers(marks.indices), marks.indptr.astype(np.int64))

@@ -6,7 +6,6 @@ those computed from the data of one client would differ, and give the client's d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -173,11 +172,8 @@ def unit_length(x: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _constant(name: str, value: Any) -> Constant:
-    if isinstance(value, (str, bytes)):
-        raise ValueError(f"transform: {name}={value!r} must be a number, or one per column")
-    if type(value) in (int, float) and math.isfinite(value):
-        return float(value)
-    array = np.asarray(value, np.float64)
-    if array.ndim > 1 or not np.isfinite(array).all():
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu" or array.ndim > 1 or not np.isfinite(array).all():
         raise ValueError(f"transform: {name} must be a finite number, or one per column")
-    return float(array) if array.ndim == 0 else tuple(array.tolist())
+    numbers = array.astype(np.float64)
+    return float(numbers) if array.ndim == 0 else tuple(numbers.tolist())

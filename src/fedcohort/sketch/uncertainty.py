@@ -44,13 +44,18 @@ def too_few(readings: Readings) -> NDArray[np.bool_]:
     the squared distance, from 0 to 2, may exceed a half. Without noise, that is below four records.
     """
     stack = Stack(readings)
-    n, rows, cells = stack.n, stack.rows, stack.rows * stack.buckets
-    noise = stack.noise / n**2
-    noisy = np.sqrt(noise_variance(rows, cells, noise, LAPLACE * noise**2)) / rows
     with np.errstate(divide="ignore", invalid="ignore"):
-        error = np.hypot(math.sqrt(2) / (n - 1), noisy)
-    enough: NDArray[np.bool_] = (n >= 2) & (error <= MAX_ERROR)
+        by_noise = _error_by_noise(stack, stack.rows) / stack.rows
+        error = np.hypot(math.sqrt(2) / (stack.n - 1), by_noise)
+    enough: NDArray[np.bool_] = (stack.n >= 2) & (error <= MAX_ERROR)
     return ~enough
+
+
+def _error_by_noise(stack: Stack, square: float) -> Floats:
+    """Return the standard error of a squared distance by the noise of one side, as Laplace's."""
+    noise = stack.noise / stack.n**2
+    variance = noise_variance(square, stack.rows * stack.buckets, noise, LAPLACE * noise**2)
+    return np.asarray(np.sqrt(variance))
 
 
 def distance_with_error(
@@ -225,11 +230,9 @@ def error_at_center(stack: Stack) -> Floats:
     The sampling part is at most sqrt(2) times its mean, which one squared Gaussian has; rows see
     the same records, so their number does not help. Noise counts as Laplace noise.
     """
-    cells = stack.rows * stack.buckets
-    noise = stack.noise / stack.n**2
-    sampling = np.maximum(stack.error_variance() - cells * noise, 0.0)
-    noisy = np.sqrt(noise_variance(0.0, cells, noise, LAPLACE * noise**2))
-    return np.asarray(np.sqrt(2) * sampling + noisy)
+    noise = stack.rows * stack.buckets * stack.noise / stack.n**2
+    sampling = np.maximum(stack.error_variance() - noise, 0.0)
+    return np.asarray(np.sqrt(2) * sampling + _error_by_noise(stack, 0.0))
 
 
 class Variation(NamedTuple):
