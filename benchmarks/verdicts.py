@@ -253,28 +253,26 @@ def covariance(rows):
 
 
 def embedding(rows):
-    same, other, near = (
-        [r[k] for r in rows] for k in ("same", "other", "nearest has the same label")
-    )
+    same, other = (spread([r[k] for r in rows], "{:.2f}") for k in ("same", "other"))
+    near = np.mean([r["nearest has the same label"] for r in rows])
     text = (
-        f"mean cosine {spread(same, '{:.2f}')} within a label, {spread(other, '{:.2f}')} between "
-        f"labels; the most similar client has the same label for {np.mean(near):.0%} of the clients"
+        f"mean cosine {same} within a label, {other} between labels; the most similar client has "
+        f"the same label for {near:.0%} of the clients"
     )
-    return text, HOLDS if np.mean(near) > 0.9 else FAILS
+    return text, HOLDS if near > 0.9 else FAILS
 
 
 def reward(rows):
-    gains = [np.mean(np.subtract(r["fedacs"], r["random"])) for r in rows]
     ours, other = ([np.mean(r[k]) for r in rows] for k in ("fedacs", "random"))
-    means = {k: np.mean([r[k] for r in rows], axis=0) for k in ("fedacs", "random")}
-    above = np.mean(means["fedacs"] > means["random"])
+    curves = {k: np.mean([r[k] for r in rows], axis=0) for k in ("fedacs", "random")}
+    above = np.mean(curves["fedacs"] > curves["random"])
     text = (
         f"{spread(ours, '{:.3f}')} against {spread(other, '{:.3f}')}; above in {above:.0%} of the "
-        f"first {len(means['random'])} rounds"
+        f"first {len(curves['random'])} rounds"
     )
-    if len(gains) < 3:
+    if len(rows) < MIN_SEEDS:
         return text, UNDECIDED
-    return text, HOLDS if paired_interval(gains).low > 0 else FAILS
+    return text, HOLDS if paired_interval(np.subtract(ours, other).tolist()).low > 0 else FAILS
 
 
 def initialization(rows):

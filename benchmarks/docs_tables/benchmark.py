@@ -243,8 +243,7 @@ def cases(file, *names):
     uniform = {r["case"]: r for r in rows if r["variant"] == "uniform"}
     lines, case = [], ""
     for row in rows:
-        seeds, base = row["seeds"], uniform[row["case"]]["seeds"]
-        gain = [100 * (a["accuracy"] - b["accuracy"]) for a, b in zip(seeds, base, strict=True)]
+        seeds, gain = row["seeds"], points_above(row, uniform[row["case"]])
         by = [s["all_used_by"] for s in seeds]
         first, case = "" if row["case"] == case else f"{row['case']}: {row['about']}", row["case"]
         lines.append(
