@@ -229,7 +229,9 @@ def left_out(suite, file):
         variants = [variant for name, variant in every if name == setting]
         missing = [variant for variant in variants if (setting, variant) not in ran]
         if missing:
-            listed = "; ".join(missing) if len(missing) < len(variants) else "all variants"
+            there = [variant for variant in variants if (setting, variant) in ran]
+            listed = "; ".join(missing) if len(missing) <= len(there) else "all variants"
+            listed += f" but {'; '.join(there)}" if 0 < len(there) < len(missing) else ""
             lines.append(f"- {setting}: {listed}")
     return "\n".join([f"{text} Not run:", "", *lines] if lines else [text]) + "\n"
 
