@@ -3,7 +3,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcohort import storage
 from fedcohort.ledger import Ledger
 
 charges = st.lists(
@@ -28,14 +27,3 @@ def test_all_views_add_up(entries):
         assert sum(ledger.by_kind(way).values()) == total
         assert sum(ledger.by_client(way).values()) == total
         assert sum(ledger.total(way, r) for r in range(4)) == total
-
-
-def test_it_survives_a_file(tmp_path):
-    ledger = Ledger()
-    ledger.charge(3, "model", "down", {"a": 10, "b": 10})
-    ledger.charge(4, "loss", "up", {"a": 8})
-    storage.save(tmp_path / "x", ledger.state_dict())
-    copy = Ledger()
-    copy.load_state_dict(storage.load(tmp_path / "x"))
-    assert copy.by_kind("down", 3) == {"model": 20}
-    assert copy.by_client("up") == {"a": 8}

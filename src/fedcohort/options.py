@@ -68,8 +68,7 @@ def parse_named(text: str) -> tuple[str, dict[str, Any]]:
     ('my_policy.py:Mine', {'d': 3})
     """
     match = re.fullmatch(r"\s*(.*?\.py:\w+|[^:]*)(?::(.*))?", text, re.S)
-    if match is None:
-        raise ConfigError(f"{text!r} must be written as name:key=value,key=value")
+    assert match is not None  # a name may be empty
     return match[1].strip(), parse_options(match[2] or "")
 
 

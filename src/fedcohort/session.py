@@ -136,12 +136,10 @@ class Session:
         self.skipped = False
         self._holding = set()
         self._profile(clients, collect)
-        asked: Sequence[ClientId] = ()
-        if getattr(self.policy.candidates, "__func__", None) is not Policy.candidates:
+        if query := sorted(self.policy.needs.query):
             asked = self.policy.candidates(round, self.signals, self._rng("candidates"))
-        if len(asked):
             ordered = self._checked(asked, "candidates")
-            for name in sorted(self.policy.needs.query):
+            for name in query:
                 self._gather(name, ordered, collect)
         selection = self.policy.select(round, self.signals, self._rng("select"))
         self.selection = self._completed(selection, round)

@@ -67,14 +67,9 @@ def duel(wins: Array, losses: Array, rewards: Array, rate: float = 1.0) -> tuple
 
 
 def rank_posterior(
-    wins: ArrayLike,
-    losses: ArrayLike,
-    rng: np.random.Generator,
-    *,
-    level: float = 0.95,
-    draws: int = 1000,
+    wins: ArrayLike, losses: ArrayLike, rng: np.random.Generator, draws: int = 1000
 ) -> RankPosterior:
-    """Posterior mean and interval of each client's rank, from `draws` joint draws.
+    """Posterior mean and 95 % interval of each client's rank, from `draws` joint draws.
 
     Examples
     --------
@@ -87,8 +82,7 @@ def rank_posterior(
     for row in ranks:
         order = np.argsort(-rng.beta(won + 1, lost + 1))
         row[order] = np.arange(1, won.size + 1)
-    tails = [(1 - level) / 2, (1 + level) / 2]
-    lower, upper = np.quantile(ranks, tails, axis=0, method="inverted_cdf").astype(float)
+    lower, upper = np.quantile(ranks, [0.025, 0.975], axis=0, method="inverted_cdf").astype(float)
     return RankPosterior(ranks.mean(axis=0), lower, upper)
 
 

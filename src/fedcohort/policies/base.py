@@ -39,7 +39,7 @@ class Policy(Configurable, ABC):
         """Raise ConfigError if the options do not fit cohorts of this size; fine by default."""
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
-        """Return whom to ask for the query signals this round; nobody by default."""
+        """Return whom to ask for the query signals, if there are any; nobody by default."""
         return ()
 
     @abstractmethod

@@ -75,8 +75,6 @@ class Bounded(Policy):
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Ask whom the inner policy asks among the clients within bounds."""
-        if not self.needs.query:
-            return ()
         inner = self._open(round, *self._counts(round), without=np.empty(0, np.int64))
         return self.policy.candidates(inner, signals, rng)
 

@@ -59,8 +59,6 @@ class DivFL(Policy):
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Ask all clients, or a sample if there are many."""
-        if not self.needs.query:
-            return ()
         return take(round.available, sample_positions(len(round.available), _MAX_CLIENTS, rng))
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:

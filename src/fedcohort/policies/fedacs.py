@@ -123,13 +123,11 @@ class FedACS(Policy):
         state.wins.update(zip(clients, won.tolist(), strict=True))
         state.losses.update(zip(clients, lost.tolist(), strict=True))
 
-    def ranks(
-        self, clients: Sequence[ClientId], rng: Generator, *, level: float = 0.95, draws: int = 1000
-    ) -> RankPosterior:
-        """Posterior mean and interval of each client's rank by skew; 1 is the least skewed."""
+    def ranks(self, clients: Sequence[ClientId], rng: Generator) -> RankPosterior:
+        """Posterior mean and 95 % interval of each client's rank by skew; 1 is the least."""
         from fedcohort.numerics.bandits import rank_posterior
 
-        return rank_posterior(*self._standing(clients), rng, level=level, draws=draws)
+        return rank_posterior(*self._standing(clients), rng)
 
     def _duel_by_insight(self, clients: tuple[ClientId, ...], signals: Signals) -> None:
         """Replace all standings by those of one round of duels among the available clients."""
