@@ -68,10 +68,9 @@ class SkipState:
 class SketchToSkip(Gate):
     """Algorithm 2 of Kollias, Salonidis and Wang.
 
-    The server announces the k-number projection of its model; a client that trained compares its
-    own projection with it and answers whether the relative change stays below the threshold. If it
-    does for all that answered, nobody uploads and nothing is broadcast: the round is skipped, and
-    the same clients go on. Otherwise the cohort uploads.
+    The server announces the k-number projection of its model; clients that trained answer whether
+    the relative change of theirs is below the threshold. If it is for all that answered, nobody
+    uploads: the round is skipped, and the same clients go on. Otherwise the cohort uploads.
 
     Parameters
     ----------
@@ -101,12 +100,11 @@ class SketchToSkip(Gate):
     Checked: flags against projections by hand, decisions and automatic thresholds by cases.
     Reference: Kollias, Salonidis, Wang (2022), Sketch to Skip and Select.
 
-    In "keep" mode a share s of skipped rounds means cycles of m = 1 / (1 - s) rounds, of which the
-    last is not skipped. While "auto" watches, cycles are just that long, and the threshold lies
-    halfway between the median drift after m - 1 and after m rounds. In "reset" mode it is the
-    s-quantile of the drifts. A cohort's drift is its median ("client"), or its largest one, but at
-    most twice its median ("round"). An automatic threshold is multiplied by exp(g (u - (1 - s)))
-    after every round, where u is the share of clients that were asked and g = 0.1.
+    To skip a share s, "keep" needs cycles of m = 1 / (1 - s) rounds, of which the last is not
+    skipped. While "auto" watches, cycles are that long; its threshold is halfway between the median
+    drifts after m - 1 and m rounds, and for "reset" the s-quantile of the drifts. A cohort's drift
+    is its median ("client"), or its largest, but at most twice its median ("round"). Every round
+    multiplies the threshold by exp(0.1 (u - (1 - s))), u being the share of clients asked.
     """
 
     def __init__(

@@ -36,8 +36,7 @@ class ActiveFL(LastLossPolicy):
     Checked: values, law and shares by hand and by frequencies.
     Reference: Goetz, Malik, Bui, Moon, Liu, Kumar (2019), Active Federated Learning.
 
-    Added here: a client that finishes without reporting a loss has its value halved each time (the
-    median of all others if it never reported).
+    Added here: a client that finishes without reporting a loss has its value halved each time.
 
     Examples
     --------

@@ -31,12 +31,11 @@ class BoundedState:
 class Bounded(Policy):
     """Another policy's cohorts, with every client's participation within bounds.
 
-    A client's fair share is cohort size / available clients, summed over the rounds in which it
-    was available. A client that has taken more than `cap` times its fair share cannot be selected;
-    one that is a whole place behind `floor` times its fair share is selected first. Those who
-    joined after the first round, and to whom not even one place is due under the cap, together
-    take at most `cap` times their fair share, so that a new name each round gains nothing. While
-    they are more than half of the available clients, that rule rests.
+    A client's fair share is cohort size / available clients, summed over the rounds in which it was
+    available. Above `cap` times it, a client cannot be selected; a whole place behind `floor` times
+    it, a client is selected first. Those who joined after the first round, and to whom not even one
+    place is due under the cap, together take at most `cap` times their fair share, so that a new
+    name each round gains nothing; the rule rests while they are the majority.
 
     Parameters
     ----------

@@ -24,12 +24,11 @@ _MAX_TREE_CLIENTS = 1000  # clients in the similarity tree; all others form one 
 class ClusteredSampling(Policy):
     """Algorithms 1 and 2 of Fraboni et al.
 
-    Clients fill as many distributions as the cohort is large, each with the same total share of
-    the data, and one client is drawn from each. The expected weight of a client in the aggregate
-    is its share of the data, whatever the clusters. By size (Algorithm 1) the distributions are
-    filled in the order of sizes. By similarity (Algorithm 2) they are filled with groups of
-    similar clients, found in every round by Ward's method on the angles between their updates:
-    the largest groups that fit into one distribution.
+    Clients fill as many distributions as the cohort is large, each with the same share of the data,
+    and one client is drawn from each, so a client's expected weight is its share of the data. The
+    distributions are filled in the order of sizes (Algorithm 1), or with the largest groups of
+    similar clients that fit into one, found in every round by Ward's method on the angles between
+    their updates (Algorithm 2).
 
     Parameters
     ----------
@@ -46,10 +45,9 @@ class ClusteredSampling(Policy):
     Checked: inclusion probabilities exactly, groups against the code's rule.
     Reference: Fraboni et al. (2021), Clustered Sampling, ICML.
 
-    The paper draws from the distributions independently, so a client may be drawn twice. Here,
-    draws from neighboring distributions are coupled so that no client is drawn twice and each
-    keeps its probability. A client whose share of the data exceeds one place in the cohort is
-    always selected, with its share as weight. The scores are the inclusion probabilities.
+    The paper draws independently. Here, draws from neighboring distributions are coupled so that no
+    client is drawn twice and each keeps its probability. A client with more than a place's share of
+    the data is always selected, with its share as weight. The scores are inclusion probabilities.
 
     Examples
     --------

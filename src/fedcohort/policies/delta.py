@@ -30,11 +30,10 @@ class DELTAState:
 class DELTA(Policy):
     """The practical variant of Wang et al.
 
-    A client's probability is uniform until it has trained. After each round the probability that
-    the cohort holds together is divided anew among its members, in proportion to their share of
-    the data times the distance of their update from the cohort's mean update. Aggregation weights
-    are the client's share of the data over its probability to be selected, so the expected
-    aggregate is that of all available clients.
+    Probabilities are uniform at first. After each round the members of the cohort divide what they
+    hold together anew, in proportion to their share of the data times the distance of their update
+    from the mean update. Weights in the aggregate are shares of the data over the probability to be
+    selected, so the expected aggregate is that of all available clients.
 
     Notes
     -----

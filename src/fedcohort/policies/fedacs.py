@@ -35,10 +35,9 @@ class FedACSState:
 class FedACS(Policy):
     """Algorithms 1 and 2 of Wang et al.
 
-    A client's reward is minus the distance of its update from the mean update of the cohort. In
-    each round the participants duel each other: of a pair with unequal rewards the higher wins.
-    The cohort is drawn uniformly from a pool, filled one by one with the client whose fresh draw
-    from Beta(wins + 1, losses + 1) is largest.
+    The participants of a round duel each other: of each pair, the one wins whose update is nearer
+    the mean update of the cohort. The cohort is drawn uniformly from a pool, filled one by one with
+    the client whose fresh draw from Beta(wins + 1, losses + 1) is largest.
 
     Parameters
     ----------

@@ -56,10 +56,10 @@ class FedCor(Policy):
     """Algorithms 1 and 2 of Tang et al.
 
     In warm-up and probe rounds the cohort is uniform, and all clients report their loss before and
-    after. The changes are samples of a Gaussian with covariance X^T X + noise, fitted with more
-    weight on newer samples. In all other rounds clients are picked one by one, each the client with
-    the largest decrease of the overall loss that the Gaussian expects, given the picks before. A
-    picked client is annealed until the next fit, so that others get a turn.
+    after. The changes are samples of a Gaussian with covariance X^T X + noise, in which newer ones
+    count more. In all other rounds each pick is the client with the largest decrease of the overall
+    loss that the Gaussian expects, given the picks before. Picked clients are annealed until the
+    next fit, so that others get a turn.
 
     Parameters
     ----------

@@ -16,9 +16,8 @@ from fedcohort.signals.table import Signals
 class FedSAE(LastLossPolicy):
     """The active selection of Li et al., with which paper 4 compares.
 
-    A client's value is sqrt(n) times the mean loss that it reported when it last trained. Clients
-    are drawn one by one in proportion to exp(beta * value). A client that never finished has the
-    largest value known.
+    A client's value is sqrt(n) times the mean loss that it reported when it last trained, and the
+    largest one known before. Clients are drawn one by one in proportion to exp(beta * value).
 
     Parameters
     ----------
@@ -31,10 +30,10 @@ class FedSAE(LastLossPolicy):
     Checked: values and draw by hand.
     Reference: Li et al. (2021), FedSAE: A Self-Adaptive Federated Learning Framework, IJCNN.
 
-    Only the selection; FedSAE also predicts how much work each client can finish. In the code,
-    losses are those of the new global model, at first from everybody; here they come with the
-    updates. After training the code divides by sqrt(n), which contradicts its start and is not
-    followed. A client that finishes and reports no loss has its value halved.
+    Only the selection, not the work that each client is given. In the code, losses are those of the
+    new global model, at first from everybody; here they come with the updates. After training the
+    code divides by sqrt(n), which contradicts its start and is not followed. A client that finishes
+    without reporting a loss has its value halved each time.
     """
 
     def __init__(self, beta: NonNegative = 0.01) -> None:

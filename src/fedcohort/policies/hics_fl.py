@@ -34,15 +34,14 @@ class HiCSFLState:
 class HiCSFL(Policy):
     """Hierarchical clustered sampling of Chen and Vikalo.
 
-    The update of the output layer's biases tells how a client's labels are distributed. The
-    entropy of softmax(update / temperature) estimates how balanced they are. Clients are clustered
-    by the angle between their updates plus 10 times the difference of their entropies, into as many
-    clusters as the cohort is large. For each place a cluster is drawn in proportion to exp(gamma_t
-    * its mean entropy), and in it a client in proportion to its size. gamma_t = 4 (1 - t / rounds)
-    falls to zero, so balanced clients come first and all clusters are equal in the end. While the
-    variance of the entropies is 0.1 or more, clients are drawn by clustered sampling instead, one
-    from each group of similar clients. Models are averaged equally. Clients that were never tried
-    come before all others.
+    The entropy of softmax(update / temperature), for the update of the output layer's biases,
+    estimates how balanced a client's labels are. Clients are clustered by the angle between their
+    updates plus 10 times the difference of their entropies, into as many clusters as the cohort is
+    large. For each place a cluster is drawn in proportion to exp(gamma_t * its mean entropy), and
+    in it a client by size. gamma_t = 4 (1 - t / rounds) falls to zero: balanced clients come first,
+    and all clusters are equal in the end. While the variance of the entropies is 0.1 or more,
+    clients are drawn by clustered sampling instead. Models are averaged equally. Clients that were
+    never tried come before all others.
 
     Parameters
     ----------
@@ -58,11 +57,10 @@ class HiCSFL(Policy):
     Checked: entropies, clusters, guard and laws by hand.
     Reference: Chen, Vikalo (2024), Heterogeneity-Guided Client Sampling, NeurIPS.
 
-    Each client's first update is kept, as in the code where clients' skews differ: one that has
-    learned its labels sends small updates, which look balanced. As in the code, Ward's linkage
-    clusters the rows of the distance matrix. The code takes the mean update per class of the output
-    layer's weights, and draws clients of a cluster uniformly; here it is that of the biases, and
-    the draw is by size, as in the paper. The model's last array must be these biases.
+    As in the code, each client's first update is kept (one that has learned its labels sends small
+    updates, which look balanced), and Ward's linkage clusters the rows of the distance matrix. As
+    in the paper, and unlike the code, updates are those of the biases, which must be the model's
+    last array, and draws are by size.
 
     Examples
     --------

@@ -53,10 +53,9 @@ class KDPP(Policy):
     Reference: Zhang et al. (2023), DPP-based Client Selection with Non-IID Data, ICASSP.
 
     Of more than 1,000 clients, 1,000 are drawn uniformly first. Eq. 14 divides by the largest
-    distance; here it is the largest seen so far. Distances (or lengths, for "features") above 2
-    times their 0.9 quantile are clipped, so that one client with data in another unit does not make
-    all others alike. A cohort larger than the kernel's rank is filled uniformly. The scores are
-    the inclusion probabilities.
+    distance, here the largest seen so far. Distances (or lengths, for "features") above twice their
+    0.9 quantile are clipped, so that one client in another unit does not make all others alike. A
+    cohort larger than the kernel's rank is filled uniformly. Scores are inclusion probabilities.
 
     Examples
     --------

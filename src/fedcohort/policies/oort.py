@@ -43,16 +43,15 @@ class OortState:
 class Oort(Policy):
     """Algorithm 1 of Lai et al.
 
-    The statistical utility of a client is ``n * sqrt(mean of squared losses)`` of the received
-    model over all its data, known once it has finished a round; before, it is n. Utilities are
-    clipped at a quantile, scaled by the range of the unclipped ones, get a bonus sqrt(0.1 log R /
-    L), where R is this round and L the round in which the client last took part, both counted from
-    1, and are multiplied by (T / t)^alpha if the client's duration t exceeds the preferred duration
-    T. A share of the cohort is drawn from clients never tried, by size; the rest from those whose
-    score reaches .95 times that of the first client that would not fit, in proportion to the
-    scores. T is a quantile of the known durations, a tenth at first. Every 20 rounds the pacer
-    raises it by 5 points if the utility collected since changed by at most a tenth, and lowers it
-    if the utility changed more than fivefold.
+    A client's utility is ``n * sqrt(mean of squared losses)`` of the received model over its data,
+    and n until it has finished a round. Utilities are clipped at a quantile, scaled by the range of
+    the unclipped ones, get a bonus sqrt(0.1 log R / L) for round R and the client's last round L,
+    counted from 1, and are multiplied by (T / t)^alpha if its duration t exceeds the preferred one,
+    T. A share of the cohort is drawn from clients never tried, by size; the rest in proportion to
+    the scores, from those that reach .95 times that of the first client that would not fit. T is a
+    quantile of the known durations, a tenth at first. Every 20 rounds the pacer raises it by 5
+    points if the utility collected since changed by at most a tenth, and lowers it if more than
+    fivefold.
 
     Parameters
     ----------

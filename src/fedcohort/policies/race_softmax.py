@@ -62,10 +62,9 @@ class RaceSoftmax(Policy):
     Checked: law by enumeration, distances against the definition, shrinkage by simulation.
     Reference: Liu et al. (2023), One-Pass Distribution Sketch, NeurIPS.
 
-    As in SketchMatch, a private sketch is shrunk toward the center by its share of error, and the
-    variance that remains is added to its squared distance; else small clients would look far for
-    their noise alone. Where a typical sketch shows little but noise, cohorts are random, and a
-    warning says so once.
+    A private sketch is shrunk toward the center by its share of error, and the variance that
+    remains is added to its squared distance; else small clients would look far for their noise
+    alone. Where sketches show little but noise, cohorts are random, and a warning says so once.
 
     Examples
     --------

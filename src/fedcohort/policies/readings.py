@@ -173,10 +173,10 @@ class LastLossState:
 
 
 class LastLossPolicy(Policy):
-    """Selects by a value of each client: sqrt(n) times the loss with which it last trained.
+    """Selects by values: sqrt(n) times the loss with which a client last trained, infinite before.
 
     A client that finishes without reporting a loss has its value halved each time, or the median of
-    all others if it never reported. The value of those that never trained is infinite.
+    all others if it never reported.
     """
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"loss"}))
