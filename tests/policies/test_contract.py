@@ -44,6 +44,7 @@ VARIANTS = [
     lambda: RaceSoftmax(center="pooled"),
     lambda: SketchMatch(time="ask", turns=2),
     lambda: SketchMatch(pool="all", turns=1, time=True),
+    lambda: SketchMatch(target=np.full((10, 64), 1 / 64), time=True),
     lambda: SketchMatch(refresh=2, turns=2),
     lambda: SketchMatch(refresh=3, embed="model"),
     lambda: FedACS(reward="insight", pool_share=0.05),

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 
 from fedcohort.policies import SketchToSelect
 from fedcohort.rounds import Round, stream
 from fedcohort.signals.table import Signals
+from fedcohort.testing import select
 
 IDS = tuple(f"{i:02d}" for i in range(24))
 
 
-def clustered(number: int = 0, groups: int = 4, seed: int = 0) -> Signals:
-    rng = np.random.default_rng(seed)
-    centers = 10 * rng.normal(size=(groups, 5))
+def rows() -> dict[str, np.ndarray]:
+    """Four groups of six clients."""
+    rng = np.random.default_rng(0)
+    centers = 10 * rng.normal(size=(4, 5))
+    return {c: centers[int(c) % 4] + 0.1 * rng.normal(size=5) for c in IDS}
+
+
+def clustered(number: int = 0) -> Signals:
     signals = Signals()
-    rows = {c: centers[int(c) % groups] + 0.1 * rng.normal(size=5) for c in IDS}
-    signals.record("model_sketch", rows, number)
+    signals.record("model_sketch", rows(), number)
     return signals
-
-
-def signals_of(signals: Signals) -> tuple[tuple[str, ...], np.ndarray]:
-    positions, rows = signals.read("model_sketch", IDS)
-    return tuple(IDS[i] for i in positions), rows
 
 
 def test_clients_that_hardly_move_are_told_apart_by_where_they_move() -> None:
@@ -49,13 +47,8 @@ def test_clients_that_hardly_move_are_told_apart_by_where_they_move() -> None:
 
 @pytest.mark.parametrize("size", [1e20, 1e39, 1e300, 1e-300])
 def test_a_hostile_sketch_neither_stops_a_selection_nor_takes_it_over(size: float) -> None:
-    signals = clustered()
-    rows = {**dict(zip(*signals_of(signals), strict=True)), "00": np.full(5, size)}
-    signals = Signals()
-    signals.record("model_sketch", rows, 0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        chosen = SketchToSelect().select(Round(0, IDS, 5), signals, stream(0)).clients
+    sketches = rows() | {"00": np.full(5, size)}
+    chosen = select(SketchToSelect(), IDS, 5, model_sketch=sketches).clients  # warnings are errors
     assert {int(c) % 4 for c in chosen if c != "00"} == {0, 1, 2, 3}
 
 

@@ -103,8 +103,6 @@ class FedACS(Policy):
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Let those whose distance arrived this round duel (Algorithm 2)."""
-        from fedcohort.numerics.bandits import duel
-
         if self.reward == "insight":
             return
         state = self.state
@@ -117,10 +115,9 @@ class FedACS(Policy):
         if len(clients) < 2:
             return
         _, rows = vectors(signals, self.signal, clients)
-        far = rows[:, 0] if self.signal == "update_distance" else update_distance(rows)
-        won, lost = duel(*self._standing(clients), -far, self.rate)
-        state.wins.update(zip(clients, won.tolist(), strict=True))
-        state.losses.update(zip(clients, lost.tolist(), strict=True))
+        self._duel(
+            clients, rows[:, 0] if self.signal == "update_distance" else update_distance(rows)
+        )
 
     def ranks(self, clients: Sequence[ClientId], rng: Generator) -> RankPosterior:
         """Posterior mean and 95 % interval of each client's rank by skew; 1 is the least."""
@@ -130,16 +127,17 @@ class FedACS(Policy):
 
     def _duel_by_insight(self, clients: tuple[ClientId, ...], signals: Signals) -> None:
         """Replace all standings by those of one round of duels among the available clients."""
+        positions, rows = vectors(signals, "insight", clients)
+        if len(positions):
+            self.state = FedACSState()
+            self._duel(take(clients, positions), update_distance(rows))
+
+    def _duel(self, clients: tuple[ClientId, ...], distances: Array) -> None:
         from fedcohort.numerics.bandits import duel
 
-        positions, rows = vectors(signals, "insight", clients)
-        if not len(positions):
-            return
-        zeros = np.zeros(len(rows))
-        won, lost = duel(zeros, zeros, -update_distance(rows), self.rate)
-        names = take(clients, positions)
-        self.state.wins = dict(zip(names, won.tolist(), strict=True))
-        self.state.losses = dict(zip(names, lost.tolist(), strict=True))
+        won, lost = duel(*self._standing(clients), -distances, self.rate)
+        self.state.wins.update(zip(clients, won.tolist(), strict=True))
+        self.state.losses.update(zip(clients, lost.tolist(), strict=True))
 
     def _standing(self, clients: Sequence[ClientId]) -> tuple[Array, Array]:
         return values_for(self.state.wins, clients), values_for(self.state.losses, clients)

@@ -10,8 +10,8 @@ from numpy.random import Generator
 
 from fedcohort.options import Share
 from fedcohort.policies.base import Array, Indices, Policy, register, take
-from fedcohort.policies.readings import LabelClusters, label_shares
-from fedcohort.rounds import ClientId, Round, Selection
+from fedcohort.policies.readings import LabelClusters, filled, label_shares
+from fedcohort.rounds import Round, Selection
 from fedcohort.signals.catalog import HistogramEpsilon, Needs
 from fedcohort.signals.table import Signals
 
@@ -71,8 +71,9 @@ class HACCS(Policy):
         clients = take(round.available, positions)
         self.state.fit(shares, _MAX_FITTED, rng, linked)
         labels = np.unique(self.state.assign(shares), return_inverse=True)[1]
-        seconds = _latest(signals, "duration", clients, np.min)  # the unknown are tried
-        losses = _latest(signals, "loss", clients, np.median)
+        fastest: Callable[[Array], Any] = np.min  # so that the unknown are tried
+        seconds = filled(len(clients), *signals.read("duration", clients), fastest)
+        losses = filled(len(clients), *signals.read("loss", clients))
         chance = cluster_weights(labels, seconds, losses, self.rho)
         order = np.lexsort((rng.random(labels.size), seconds))
         queues = [order[labels[order] == label].tolist() for label in range(chance.size)]
@@ -109,13 +110,3 @@ def cluster_weights(labels: Indices, seconds: Array, losses: Array, rho: float) 
     if not weight.sum() > 0:
         return np.full(members.size, 1 / members.size)
     return np.asarray(weight / weight.sum())
-
-
-def _latest(
-    signals: Signals, name: str, clients: tuple[ClientId, ...], otherwise: Callable[..., Any]
-) -> Array:
-    """Return the last readings, and `otherwise` of them, or 1, where there is none."""
-    positions, values = signals.read(name, clients)
-    result = np.full(len(clients), float(otherwise(values)) if len(positions) else 1.0)
-    result[positions] = values
-    return result

@@ -33,13 +33,19 @@ def believed(values: Array) -> Array:
     return np.minimum(values, MAX_SIZE_RATIO * max(float(np.median(values)), 1.0))
 
 
+def filled(
+    count: int, positions: Indices, values: Array, typical: Callable[[Array], Any] = np.median
+) -> Array:
+    """Return the values at their positions; elsewhere what is typical of them, or 1 if none are."""
+    result = np.full(count, float(typical(values)) if len(values) else 1.0)
+    result[positions] = values
+    return result
+
+
 def sizes(signals: Signals, clients: Sequence[ClientId]) -> Array:
     """Return each client's believed number of examples; the mean of the others if unknown."""
     positions, claims = signals.read("num_examples", clients)
-    claims = believed(claims)
-    result = np.full(len(clients), float(claims.mean()) if len(positions) else 1.0)
-    result[positions] = claims
-    return result
+    return filled(len(clients), positions, believed(claims), np.mean)
 
 
 def shares(signals: Signals, clients: Sequence[ClientId]) -> Array:
