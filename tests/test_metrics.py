@@ -41,14 +41,6 @@ def test_gemd_equals_the_definition(counts, data):
     assert 0.0 <= gemd(counts, selected) < 2.0
 
 
-@given(COUNTS)
-def test_gemd_of_everyone_is_zero_and_absent_classes_add_nothing(counts):
-    everyone = np.arange(len(counts))
-    assert gemd(counts, everyone) == 0.0
-    padded = np.pad(counts, ((0, 0), (0, 3)))
-    assert gemd(padded, [0]) == pytest.approx(gemd(counts, [0]), abs=1e-12)
-
-
 def test_gemd_of_clients_without_examples_is_refused():
     with pytest.raises(ValueError, match=r"\[1\] hold no examples"):
         gemd([[1, 2], [0, 0]], [1])

@@ -18,7 +18,7 @@ from fedcohort.sketch.transforms import Tokenizer, Transform
 
 
 def srp(n=50):
-    step = Transform(center=(0.1, 0.2, 0.3), unit=True, classes=2, label_weight=0.7)
+    step = Transform("net", (0.1, 0.2, 0.3), 2.0, unit=True, classes=2, label_weight=0.7)
     sketch = RaceSketch.srp(dim=3, rows=6, bits=3, seed=4, transform=step)
     rng = np.random.default_rng(0)
     sketch.add(rng.standard_normal((n, 3)), rng.integers(0, 2, n))
@@ -26,7 +26,7 @@ def srp(n=50):
 
 
 def minhash():
-    sketch = RaceSketch.minhash(rows=4, buckets=10, transform=Tokenizer("char", (2, 3)))
+    sketch = RaceSketch.minhash(rows=4, buckets=10, transform=Tokenizer("char", (2, 3), False))
     sketch.add(["to be", "or not"])
     return sketch
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedcohort.sketch.race import RaceSketch
-from fedcohort.sketch.transforms import Tokenizer, Transform, transform_from, unit_length
+from fedcohort.sketch.transforms import Tokenizer, Transform, unit_length
 
 
 def test_order_of_the_steps():
@@ -31,20 +29,6 @@ def test_unit_length_at_any_scale(x):
     length = np.linalg.norm(scaled, axis=1)
     np.testing.assert_allclose(np.linalg.norm(made, axis=1), (length > 0).astype(float))
     assert ((made == 0) | (np.sign(made) == np.sign(x))).all()
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        Transform(),
-        Transform(center=0.1, scale=(1.0, 2.0), unit=True, classes=3, label_weight=0.5),
-        Transform(embedding="resnet"),
-        Tokenizer(),
-        Tokenizer("char", (2, 3), lowercase=False),
-    ],
-)
-def test_spec_survives_json(step):
-    assert transform_from(json.loads(json.dumps(step.spec()))) == step
 
 
 @pytest.mark.parametrize(

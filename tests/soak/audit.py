@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from scipy.stats import beta
@@ -94,27 +95,12 @@ class Mechanism:
         return total
 
 
-class Labels:
-    """A client with as many labels as there are trials: counts of labels have their own noise."""
-
-    ids = ("client",)
-
-    def __init__(self, each, trials, rng):
-        self.labels, self.trials, self.rng = np.repeat(np.arange(trials), each), trials, rng
-
-    def classes(self):
-        return self.trials
-
-    def examples(self):
-        return [(None, self.labels)]
-
-    def noise_source(self, client):
-        return self.rng
-
-
 @dataclass(frozen=True)
 class LabelHistogram:
-    """The private counts of labels, attacked through the signal itself."""
+    """The private counts of labels, attacked through the signal itself.
+
+    The client has as many labels as there are trials: each count has its own noise.
+    """
 
     epsilon: float
     delta: float = 0.0
@@ -122,7 +108,13 @@ class LabelHistogram:
     def scores(self, second, trials, rng):
         from fedcohort.signals.catalog import SIGNALS
 
-        clients = Labels(3 if second else 2, trials, rng)
+        labels = np.repeat(np.arange(trials), 3 if second else 2)
+        clients = SimpleNamespace(
+            ids=("client",),
+            classes=lambda: trials,
+            examples=lambda: [(None, labels)],
+            noise_source=lambda client: rng,
+        )
         (count,) = SIGNALS["label_histogram"].compute(clients, {"epsilon": self.epsilon})
         return (np.abs(count - 2) - np.abs(count - 3)) * self.epsilon
 

@@ -369,11 +369,11 @@ class BetweenClients:
     def __init__(self, readings: NDArray[Any]) -> None:
         stack = Stack(readings)
         self.rows, self.clients = stack.rows, len(stack)
-        self.center = stack.mixture(np.full(self.clients, 1 / self.clients))
+        weights = np.full(self.clients, 1 / self.clients)
+        self.center = stack.mixture(weights)
         self.errors = stack.error_variance()
         self.center_error = float(self.errors.mean()) / self.clients
-        excess = self.center_error + (1 - 2 / self.clients) * self.errors
-        debiased = (stack.squares_to(self.center) - excess) / self.rows
+        debiased = stack.debiased_squares_to(self.center, weights)
         self.variance = float(debiased.mean())
         self.variance_error = float(debiased.std() / math.sqrt(self.clients))
         noisy = stack.rows * stack.buckets * stack.noise / stack.n**2

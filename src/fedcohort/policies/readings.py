@@ -16,7 +16,7 @@ from fedcohort.policies.base import Array, Indices, Policy, count_up, take, valu
 from fedcohort.rounds import ClientId, Outcome, Round
 from fedcohort.signals.catalog import SIGNALS, Needs, Option, When
 from fedcohort.signals.table import Signals
-from fedcohort.sketch.federation import MAX_SIZE_RATIO, MIN_SIZES
+from fedcohort.sketch.federation import largest_believed
 
 PROJECTION: Mapping[str, Option] = {"k": 50, "kind": "sparse", "seed": 0}
 Clustering = Callable[[Array, Generator], tuple[Array, Indices]]  # points and their clusters
@@ -24,13 +24,8 @@ SKETCH: Mapping[str, Option] = {"rows": 10, "bits": 6, "seed": 0}
 
 
 def believed(values: Array) -> Array:
-    """Clip sizes at `MAX_SIZE_RATIO` times their median, where at least `MIN_SIZES` are known.
-
-    A client must not take over by claiming 2^40 examples.
-    """
-    if len(values) < MIN_SIZES:
-        return values
-    return np.minimum(values, MAX_SIZE_RATIO * max(float(np.median(values)), 1.0))
+    """Clip sizes at the largest believed one."""
+    return np.minimum(values, largest_believed(values))
 
 
 def filled(

@@ -132,7 +132,6 @@ class Signal:
     """
 
     name: str
-    about: str  # one line for people
     when: When
     work: Work
     form: Callable[[Options], Form]
@@ -178,26 +177,22 @@ def register_signal(
 ) -> Callable[[Compute], Compute]:
     """Decorate a function that computes a signal, and enter the signal into `SIGNALS`.
 
-    The first line of the function's docstring becomes the signal's description. What clients
-    compute reveals "records" unless stated otherwise. In a Flower federation, register it in a
-    module that the server and the clients import.
+    What clients compute reveals "records" unless stated otherwise. In a Flower federation, register
+    it in a module that the server and the clients import.
 
     Examples
     --------
     >>> @register_signal("label_count", when="profile", work="data", form=Numbers(low=0))
     ... def label_count(clients, options):
-    ...     "How many different labels the client has."
     ...     return [len(np.unique(y)) for _, y in clients.examples()]
-    >>> SIGNALS.pop("label_count").about
-    'How many different labels the client has.'
+    >>> SIGNALS.pop("label_count").reveals
+    'records'
     """
     usual: Which = "initial" if when == "profile" else "current"
 
     def enter(compute: Compute) -> Compute:
-        lines = (compute.__doc__ or "").strip().splitlines()
         SIGNALS[name] = Signal(
             name,
-            lines[0] if lines else name,
             when,
             work,
             form if callable(form) else lambda options: form,

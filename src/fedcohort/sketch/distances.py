@@ -87,6 +87,15 @@ class Stack:
             total += np.einsum("irb,irb->i", q, q)
         return total
 
+    def debiased_squares_to(self, mixture: Floats, weights: Floats) -> Floats:
+        """Return each client's debiased squared MMD to a `mixture` of these clients.
+
+        The error variance of sum_i w_i q_i - q_j is sum_i w_i^2 e_i + (1 - 2 w_j) e_j.
+        """
+        error = self.error_variance()
+        excess = np.nansum(weights**2 * error) + (1 - 2 * weights) * error
+        return np.asarray((self.squares_to(mixture) - excess) / self.rows)
+
     def mixture(self, weights: Floats) -> Floats:
         """Return the weighted sum of the normalized sketches, (rows, buckets)."""
         out = np.empty((self.rows, self.buckets))
@@ -127,18 +136,13 @@ def distance_matrix(readings: Readings, kind: Kind = "frobenius", debias: bool =
 
 
 def squares_to_global(readings: Readings) -> Floats:
-    """Debiased squared MMD between every client and all data together, (N,).
-
-    A client is a part w of the whole: the error variance of sum_i w_i q_i - q_j is
-    sum_i w_i^2 e_i + (1 - 2 w_j) e_j.
-    """
+    """Debiased squared MMD between every client and all data together, (N,)."""
     stack = Stack(readings)
     sizes = np.nan_to_num(stack.n)
     if not sizes.any():
         raise ValueError("all sketches are empty")
-    weights, error = sizes / sizes.sum(), stack.error_variance()
-    excess = np.nansum(weights**2 * error) + (1 - 2 * weights) * error
-    return np.asarray((stack.squares_to(stack.mixture(weights)) - excess) / stack.rows)
+    weights = sizes / sizes.sum()
+    return stack.debiased_squares_to(stack.mixture(weights), weights)
 
 
 def gram(readings: Readings) -> Floats:

@@ -21,7 +21,15 @@ Array = NDArray[np.float64]
 
 MAX_SIZE_RATIO = 10  # sizes above this many times the median are not believed
 MIN_SIZES = 10  # a median of fewer says little
+UNLIMITED = 2.0**62
 _BLOCK = 1 << 18  # numbers handled at a time: they stay in the processor's cache
+
+
+def largest_believed(sizes: NDArray[Any]) -> float:
+    """Return the largest believed size; a client must not take over by claiming 2^40 examples."""
+    if len(sizes) < MIN_SIZES:
+        return UNLIMITED
+    return MAX_SIZE_RATIO * max(float(np.median(sizes)), 1.0)
 
 
 @dataclass
@@ -39,7 +47,7 @@ class GlobalSketch:
     n: float = 0.0
     counts: Array | None = None  # sums of the counts, (rows, buckets)
     shapes: Array | None = None  # and of the normalized sketches
-    cap: float = 2.0**62  # a client of more records counts as this many
+    cap: float = UNLIMITED  # a client of more records counts as this many
     capped_at: int = 0  # for how many clients the cap was settled
 
     def include(
@@ -71,8 +79,7 @@ class GlobalSketch:
         if len(self.seen) < max(MIN_SIZES, 2 * self.capped_at):
             return False
         n = signals.read("race_sketch", tuple(self.seen))[1]["n"]
-        before, self.capped_at = self.cap, len(self.seen)
-        self.cap = MAX_SIZE_RATIO * max(float(np.median(n)), 1.0)
+        before, self.capped_at, self.cap = self.cap, len(self.seen), largest_believed(n)
         return bool((n > min(before, self.cap)).any())
 
     def _add_all(self, signals: Signals, clients: tuple[ClientId, ...]) -> None:
