@@ -10,6 +10,7 @@ images/report-phone.png      the same on a phone
 heterogeneity.png            screenshot of the page of ``fedcohort profile`` in docs/measure.md
 images/tutorial-*.svg        the settings of docs/tutorials
 images/cold-start.svg        paper 0's Figure 3, from committed results
+images/skipping.svg          paper 2's Figures 1 and 2, from docs/tables/skipping.csv
 images/selection-speed.svg   seconds per round of every policy, from committed results
 images/benchmark-*.svg       ``make docs-numbers``, from committed results
 ===========================  =====================================================================
@@ -20,6 +21,7 @@ docs/concepts.md, in docs/drawings, are written by hand.
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -186,6 +188,35 @@ def cold_start(folder: Path) -> None:
     save(figure, IMAGES / "cold-start.svg")
 
 
+def skipping(folder: Path) -> None:
+    """Paper 2's Figures 1 and 2: traffic and accuracy by threshold, against redrawn cohorts."""
+    import altair as alt
+
+    from fedcohort.report.figures import Figure, save
+
+    rows = []
+    for row in csv.DictReader((DOCS / "tables" / "skipping.csv").open()):
+        before, _, threshold = row["variant"].partition("select, skip ")
+        if not before and threshold.replace(".", "").isdigit():
+            traffic = (float(row["up %"]) + float(row["down to all %"])) / 2
+            change = float(row["change against uniform %"])
+            rows.append({"setting": row["setting"], "threshold": threshold, "traffic": traffic})
+            rows[-1] |= {"change": change}
+    axis = alt.Axis(grid=False, values=[0.5, 1, 2, 5, 10, 20, 50, 100])
+    log = alt.Scale(type="log", domain=[0.3, 110], nice=False)
+    x = alt.X("traffic:Q", title="traffic, % of FedAvg's", axis=axis, scale=log)
+    y = alt.Y("change:Q", title="change of accuracy, %")
+    legend = alt.Legend(title=None, orient="bottom", columns=2, labelLimit=300)
+    color = alt.Color("setting:N", legend=legend)
+    base = alt.Chart(alt.NamedData("rows")).encode(x=x, y=y, color=color)
+    line = base.mark_line(strokeWidth=2, point=True).encode(order="threshold:Q")
+    rule = alt.Chart(alt.NamedData("rows")).mark_rule(strokeDash=[4, 4], opacity=0.4)
+    limits = (rule.encode(x=alt.datum(10)), rule.encode(y=alt.datum(-5)))
+    chart = alt.layer(line, *limits).properties(height=320)
+    title = "Traffic and accuracy of Sketch-to-Skip by threshold"
+    save(Figure("skipping", title, "", chart, {"rows": rows}), IMAGES / "skipping.svg")
+
+
 def selection_speed(folder: Path) -> None:
     """Seconds per round over clients; only the labeled policies have colors."""
     import altair as alt
@@ -224,7 +255,7 @@ MAKERS = {
     maker.__name__: maker
     for maker in (
         demo, heterogeneity, tutorial_select, tutorial_skip, tutorial_personalize,
-        cold_start, selection_speed,
+        cold_start, selection_speed, skipping,
     )
 }  # fmt: skip
 
