@@ -190,18 +190,14 @@ class Judge:
         return self.every(self.glob[None], parts, data)[0]
 
     def every(self, models, parts, data):
-        """Accuracy of every model on every client's rows, (models, clients); each row once."""
-        rows, place = np.unique(np.concatenate(parts), return_inverse=True)
-        sizes = np.array([len(part) for part in parts])
-        hits = self.trainer.hits(models, [rows] * len(models), data).reshape(-1, len(rows))
-        first = np.cumsum(sizes) - sizes
-        return np.array([np.add.reduceat(h[place], first, dtype=float) / sizes for h in hits])
+        """Accuracy of every model on every client's rows, (models, clients)."""
+        mine = (data._make(values[part] for values in data) for part in parts)
+        return np.stack([self.trainer.evaluate(models, rows)[0] for rows in mine], axis=1)
 
     def own(self, models, parts, data):
         """Accuracy of model i on the rows of client i."""
-        ends = np.cumsum([len(part) for part in parts])
-        hits = np.split(self.trainer.hits(models, parts, data), ends[:-1])
-        return np.array([right.mean() for right in hits])
+        pairs = zip(models, parts, strict=True)
+        return np.array([self.every(model[None], [part], data)[0, 0] for model, part in pairs])
 
     def baselines(self):
         pairs = zip(self.warm, self.warm_test, strict=True)

@@ -200,10 +200,9 @@ def client_accuracy(simulation: Simulation, index: int) -> np.ndarray:
     """The share of each client's examples that the global model classifies correctly."""
     seed = simulation.seeds[index]
     members = [seed.federation.parts[c] for c in seed.clients]
-    positions = np.unique(np.concatenate(members))
-    right = np.zeros(len(seed.federation.dataset.x), bool)
-    right[positions] = simulation.trainer.hits(seed.model, [positions], simulation.train_data)
-    return np.array([right[rows].mean() for rows in members if len(rows)])
+    every = simulation.train_data
+    held = (every._make(values[rows] for values in every) for rows in members if len(rows))
+    return np.array([simulation.trainer.evaluate(seed.model, mine)[0][0] for mine in held])
 
 
 def join(parts: Sequence[Part], folder: Path, *, partial: bool = False) -> dict[str, Any]:

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from modelstack.convolution import geometry_of, plain_convolution
 from modelstack.fused_convolution import HALVES, Halves, few_channels, largest
 
-LINEAR = True  # whether dense layers use the kernels too
-
 
 def _kernels() -> Any:
     from modelstack import _triton_convolution
@@ -237,7 +235,7 @@ def batchable(module: nn.Module, precision: str) -> nn.Module | None:
         return None
     if type(module) is nn.Conv2d:
         return BatchableConv2d(module, precision) if plain_convolution(module) else None
-    if type(module) is nn.Linear and LINEAR:
+    if type(module) is nn.Linear:
         wide = module.in_features % 16 == 0 and module.out_features % 16 == 0
         return BatchableLinear(module, precision) if wide else None
     if type(module) is nn.GroupNorm and module.affine:

@@ -153,7 +153,7 @@ class MaxPool(Layer):
         super().__init__(place, arena)
         pairs = [pair(v) for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation)]
         self.options: tuple[Any, ...] = (*pairs, pool.ceil_mode)
-        self.tiles = pairs[1:] == [pairs[0], [0, 0], [1, 1]] and not pool.ceil_mode
+        self.tiles = takes_tiles(pool)
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         self.x = x
@@ -185,3 +185,9 @@ class MaxPool(Layer):
 def pair(value: int | tuple[int, ...]) -> list[int]:
     """Return an option of `nn.MaxPool2d` for height and width; one number stands for both."""
     return [value, value] if isinstance(value, int) else list(value)
+
+
+def takes_tiles(pool: nn.MaxPool2d) -> bool:
+    """Whether a pooling takes the maxima of tiles that do not overlap."""
+    size, *rest = (pair(v) for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation))
+    return rest == [size, [0, 0], [1, 1]] and not pool.ceil_mode

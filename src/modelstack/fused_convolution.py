@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from modelstack.convolution import geometry_of, pair
+from modelstack.convolution import geometry_of, pair, takes_tiles
 from modelstack.layers import Arena, Layer, Sink, Tape, Weighted
 
 # ruff: noqa: D102 (`Layer` documents the methods)
@@ -71,7 +71,9 @@ def fused_blocks(flat: Sequence[nn.Module]) -> list[Part] | None:
         elif isinstance(module, nn.ReLU) and isinstance(last, (Block, DenseBlock)):
             parts[-1] = last._replace(relu=True)
         elif isinstance(module, nn.MaxPool2d):
-            if not (isinstance(last, Block) and last.pool is None and _tiles(module)):
+            pixels = math.prod(pair(module.kernel_size))
+            fits = takes_tiles(module) and pixels in (1, 2, 4, 8, 16)  # a tile is in one program
+            if not (fits and isinstance(last, Block) and last.pool is None):
                 return None
             parts[-1] = last._replace(pool=module)
         elif image and not isinstance(module, (nn.Flatten, nn.Dropout)):
@@ -82,16 +84,6 @@ def fused_blocks(flat: Sequence[nn.Module]) -> list[Part] | None:
             parts.append(module)
         image = image and not isinstance(module, nn.Flatten)
     return parts
-
-
-def _tiles(pool: nn.MaxPool2d) -> bool:
-    """Whether a pooling takes the maxima of tiles that do not overlap, of 1, 2, 4, 8 or 16 pixels.
-
-    The kernel keeps a tile in one program, whose numbers of pixels are powers of two.
-    """
-    size, *rest = (pair(v) for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation))
-    plain = rest == [size, [0, 0], [1, 1]] and not pool.ceil_mode
-    return plain and math.prod(size) in (1, 2, 4, 8, 16)
 
 
 def few_channels(conv: nn.Conv2d) -> bool:

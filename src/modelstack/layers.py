@@ -91,14 +91,9 @@ class Weighted(Layer):
         """Return the weights as matrices."""
         return self.sink.params[self.at[0]][:clients].flatten(2)
 
-    def multiply(
-        self, tape: Tape, left: Tensor, right: Tensor, out: Tensor, beta: float = 0.0
-    ) -> None:
-        """Append out = beta * out + left @ right."""
-        if beta:
-            tape.append(partial(torch.baddbmm, out, left, right, beta=beta, out=out))
-        else:
-            tape.append(partial(torch.bmm, left, right, out=out))
+    def multiply(self, tape: Tape, left: Tensor, right: Tensor, out: Tensor) -> None:
+        """Append out = left @ right."""
+        tape.append(partial(torch.bmm, left, right, out=out))
 
     def gather(self, tape: Tape, at: int, left: Tensor, right: Tensor) -> None:
         """Append the gradient of weight `at`, left @ right."""
@@ -121,15 +116,11 @@ class Weighted(Layer):
 class Dense(Weighted):
     """`nn.Linear`."""
 
-    def __init__(self, place: int, arena: Arena, sink: Sink, at: list[int], bias: bool) -> None:
-        super().__init__(place, arena, sink, at)
-        self.has_bias = bias
-
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         self.x = x
         weight = self.weight(len(x))
         out = self.memory("out", (*x.shape[:2], weight.shape[1]))
-        if self.has_bias:
+        if len(self.at) > 1:
             bias = self.sink.params[self.at[1]][: len(x)].unsqueeze(1)
             tape.append(partial(torch.baddbmm, bias, x, weight.mT, out=out))
         else:
@@ -142,12 +133,12 @@ class Dense(Weighted):
             below = self.memory("below", self.x.shape)
             self.multiply(tape, grad, self.weight(len(grad)), below)
         self.gather(tape, self.at[0], grad.mT, self.x)
-        if self.has_bias and grad.is_cuda:  # one kernel in place of two
+        if len(self.at) > 1 and grad.is_cuda:  # one kernel in place of two
             ones = self.memory("ones", (len(grad), 1, grad.shape[1])).fill_(1)
             target = self.sink.targets[self.at[1]][: len(grad)].unsqueeze(1)
             options = {"beta": self.sink.beta, "alpha": self.sink.alpha}
             tape.append(partial(target.baddbmm_, ones, grad, **options))
-        elif self.has_bias:
+        elif len(self.at) > 1:
             self.gather_sum(tape, self.at[1], grad, 1)
         return below
 
@@ -266,7 +257,7 @@ class Dropout(Layer):
     after the other.
     """
 
-    def __init__(self, place: int, arena: Arena, p: float, image: bool = False) -> None:
+    def __init__(self, place: int, arena: Arena, p: float, image: bool) -> None:
         super().__init__(place, arena)
         self.keep, self.image = 1.0 - p, image
 

@@ -110,7 +110,7 @@ class LSTM(Weighted):
             given = (gates, self.weight_hh, self.h[:, t], before, h, c, tanh_c, self.rounding)
             tape.append(partial(kernels.lstm_step, *given))
             return
-        self.multiply(tape, self.h[:, t], self.weight_hh.mT, gates, beta=1.0)
+        tape.append(partial(torch.baddbmm, gates, self.h[:, t], self.weight_hh.mT, out=gates))
         i, f, g, o = gates.chunk(4, -1)
         tape += [
             gates[..., : 2 * self.hidden].sigmoid_,

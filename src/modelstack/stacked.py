@@ -295,15 +295,12 @@ class Stacked(Kernel):
                     yield convolution.Bias(place + 2, arena, self.sink, at[1:])
             elif isinstance(module, nn.MaxPool2d):
                 yield convolution.MaxPool(place, arena, module)
-            elif isinstance(module, nn.Flatten):
-                yield layers.Flatten(place, arena, image)
-                image = False
             elif isinstance(module, nn.LocalResponseNorm):
                 yield layers.ResponseNorm(place, arena, module)
-            elif isinstance(module, nn.Dropout):
-                yield layers.Dropout(place, arena, module.p, image)
             else:
-                yield from self._build_plain(place, module, flat[number - 1] if number else None)
+                after = flat[number - 1] if number else None
+                yield from self._build_plain(place, module, after, image)
+            image = image and not isinstance(module, nn.Flatten)
 
     def _build_fused(self, parts: list[fused_convolution.Part]) -> Iterator[layers.Layer]:
         """Do the same with layers that are fused on a GPU."""
@@ -331,29 +328,29 @@ class Stacked(Kernel):
                 if self.dense_too:
                     yield layers.FusedDense(*given, part.relu, layers.ROUNDING[self.precision])
                     continue
-                yield layers.Dense(*given, part.linear.bias is not None)
+                yield layers.Dense(*given)
                 if part.relu:
                     yield layers.Activation(place + 1, self.arena, "ReLU", inplace=True)
             else:
                 yield from self._build_plain(place, part, None)
 
     def _build_plain(
-        self, place: int, module: nn.Module, after: nn.Module | None
+        self, place: int, module: nn.Module, after: nn.Module | None, image: bool = False
     ) -> Iterator[layers.Layer]:
-        """Return the layer of a module that does not depend on how images lie in memory."""
+        """Return the layer of a module; `image` says that its input has a convolution's layout."""
         weighted, here = self._weighted(place, module), (place, self.arena)
         if isinstance(module, nn.Linear):
-            yield layers.Dense(*weighted, module.bias is not None)
+            yield layers.Dense(*weighted)
         elif isinstance(module, nn.Embedding):
             yield recurrent.Embedding(*weighted)
         elif isinstance(module, LastOutput):
             yield recurrent.LSTM(*weighted, module.lstm, self.precision)
         elif isinstance(module, nn.Flatten):
-            yield layers.Flatten(*here, image=False)
+            yield layers.Flatten(*here, image)
         elif isinstance(module, nn.Unflatten):
             yield layers.Unflatten(*here, module.unflattened_size)
         elif isinstance(module, nn.Dropout):
-            yield layers.Dropout(*here, module.p)
+            yield layers.Dropout(*here, module.p, image)
         elif not isinstance(module, nn.Identity):
             inplace = isinstance(after, (nn.Linear, nn.Conv2d, nn.MaxPool2d))
             yield layers.Activation(*here, type(module).__name__, inplace)
@@ -394,11 +391,10 @@ def evaluates(model: nn.Module, device: torch.device) -> bool:
 
 
 class Forward:
-    """Outputs of many models (the rows of `params`) on the same samples, layer by layer."""
+    """Outputs of the models that `kernel` holds, on the same samples, layer by layer."""
 
-    def __init__(self, setup: Setup, params: Tensor) -> None:
-        self.kernel = Stacked(setup, len(params), learns=False)
-        self.kernel.load(params, torch.arange(len(params), device=params.device))
+    def __init__(self, setup: Setup, models: int) -> None:
+        self.kernel = Stacked(setup, models, learns=False)
         self.kernel.parts = 1
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -271,13 +271,6 @@ class Trainer:
         with self._ready(params, (), data) as rows:
             return self.worker.scores(rows, data, self._together(rows))
 
-    def hits(self, params: Tensor, parts: Sequence[Ints], data: Data) -> NDArray[np.bool_]:
-        """Return whether model i is right at each position of part i in `data`, part after part."""
-        every = torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(data.x.device)
-        each = torch.split(every, [len(part) for part in parts])
-        with self._ready(params, (), data) as rows:
-            return self.worker.hits(rows, each, data)
-
     def _together(self, rows: Tensor) -> Callable[[Tensor], Tensor] | None:
         """Return how all rows are evaluated at once, None if one by one is better."""
         if self.device.type not in TOGETHER or (len(rows) == 1 and not self.worker.images):
@@ -289,10 +282,8 @@ class Trainer:
 
             return partial(forward_rows, self.worker.model, rows)
         if self._forward is None or self._forward.kernel.clients != len(rows):
-            self._forward = stacked.Forward(self._setup, rows)
-        else:
-            every = row_numbers(tuple(range(len(rows))), rows.device)
-            self._forward.kernel.load(rows, every)
+            self._forward = stacked.Forward(self._setup, len(rows))
+        self._forward.kernel.load(rows, row_numbers(tuple(range(len(rows))), rows.device))
         return self._forward
 
     @contextmanager

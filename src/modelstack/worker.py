@@ -39,7 +39,7 @@ class Worker:
         self.loss, self.device = setup.loss, setup.device
         self.images = any(isinstance(m, nn.Conv2d) for m in self.model.modules())
         self.last = self.images and self.device.type == "cpu" and not _skips_pixels(self.model)
-        self._probed = False
+        self._probed = not self.last
         if self.last:
             self._lay_out(torch.channels_last)
         self.params = list(self.model.parameters())
@@ -59,8 +59,6 @@ class Worker:
         if self._probed or not len(data.x):
             return
         self._probed = True
-        if not self.last:
-            return
         with torch.no_grad(), seeded([0], self.device):
             try:
                 self.forward(data.x[:2])
@@ -114,20 +112,6 @@ class Worker:
                     total[:, 0] += correct(outputs, y).flatten(1).sum(1) if whole else torch.nan
                     total[:, 1] += losses.view(len(outputs), -1).sum(dim=1, dtype=torch.float64)
         return totals / len(data.y)
-
-    def hits(self, rows: Tensor, parts: Sequence[Tensor], data: Data) -> NDArray[np.bool_]:
-        """Return whether model i is right at each position of part i in `data`, part after part.
-
-        A GPU is waited for once, not once per model.
-        """
-        answers = []
-        with self._measuring():
-            for row, positions in zip(rows, parts, strict=True):
-                write(row, self.params)
-                chunks = self.chunks(data, positions)
-                answers += [correct(self.forward(x)[None], y)[0] for x, y in chunks]
-        right: NDArray[np.bool_] = torch.cat(answers).cpu().numpy()
-        return right
 
     def embeddings(self, row: Tensor, positions: Tensor, data: Data) -> Tensor:
         """Return the first dense layer's output at each position, under the parameters `row`."""
