@@ -29,22 +29,22 @@ def optimizer_of(net, local, lr):
 def reference():
     """(model, local, params, jobs, x, y, lr) -> trained parameters, and gradients."""
 
-    def train(model, local, params, work, x, y, lr):
+    def train(model, local, params, work, x, y, lr, loss=nn.functional.cross_entropy):
         trained, slopes = [], []
         for job in work:
             net, start = (loaded(model, params[job.row]) for _ in range(2))
-            slope = nn.functional.cross_entropy(start(x[job.positions]), y[job.positions])
+            slope = loss(start(x[job.positions]), y[job.positions]).mean()
             grads = torch.autograd.grad(slope, list(start.parameters()))
             slopes.append(torch.cat([g.flatten() for g in grads]))
             optimizer = optimizer_of(net, local, lr)
             for batch, epoch in zip(job.plan.batches(), job.plan.epochs, strict=True):
                 at = torch.from_numpy(job.positions[batch])
-                loss = nn.functional.cross_entropy(net(x[at]), y[at])
+                total = loss(net(x[at]), y[at]).mean()
                 for p, p0 in zip(net.parameters(), start.parameters(), strict=True):
-                    loss = loss + local.prox_mu / 2 * (p - p0.detach()).pow(2).sum()
+                    total = total + local.prox_mu / 2 * (p - p0.detach()).pow(2).sum()
                 optimizer.param_groups[0]["lr"] = lr * local.epoch_decay ** int(epoch)
                 optimizer.zero_grad()
-                loss.backward()
+                total.backward()
                 optimizer.step()
             trained.append(parameters_to_vector(net.parameters()).detach())
         return torch.stack(trained), torch.stack(slopes)

@@ -21,22 +21,12 @@ Y = RNG.integers(0, 4, 150)
 JOBS = [Job(1, np.arange(40)), Job(0, np.array([3])), Job(1, np.arange(20, 150))]
 
 
-def exact(trainer, model):
-    """The model in float64."""
-    rows = torch.stack([trainer.flat(), 1.5 * trainer.flat()])
-    nets = []
-    for row in rows:
-        net = build(model, X.shape[1:], 4).double()
-        nn.utils.vector_to_parameters(row.double(), net.parameters())
-        nets.append(net)
-    return rows, nets
-
-
 @pytest.mark.parametrize("model", ["mlp-64-30", "cnn"])
 def test_accuracy_losses_and_features_equal_float64(model):
     trainer = Trainer(build(model, X.shape[1:], 4), device="cpu")
     data = trainer.data(X, Y)
-    rows, nets = exact(trainer, model)
+    rows = torch.stack([trainer.flat(), 1.5 * trainer.flat()])
+    nets = [trainer.load(row, build(model, X.shape[1:], 4)).double() for row in rows]
     x, y = data.x.double(), data.y
     with torch.no_grad():
         outputs = [net(x) for net in nets]
@@ -54,18 +44,6 @@ def test_accuracy_losses_and_features_equal_float64(model):
     assert features.dtype == np.float32
     expected = [hidden[job.row][job.positions].mean(0) for job in JOBS]
     np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_dropout_is_off():
-    net = nn.Sequential(nn.Flatten(), nn.Dropout(0.9), nn.Linear(256, 4))
-    trainer = Trainer(net, device="cpu")
-    data = trainer.data(X, Y)
-    plain = Trainer(nn.Sequential(nn.Flatten(), nn.Linear(256, 4)), device="cpu")
-    rows = trainer.flat()
-    assert trainer.evaluate(rows, data)[1] == plain.evaluate(rows, data)[1]
-    assert trainer.losses(rows, JOBS[1:2], data) == plain.losses(rows, JOBS[1:2], data)
-    found, expected = (t.gradients(rows, JOBS[1:2], data) for t in (trainer, plain))
-    torch.testing.assert_close(found, expected)
 
 
 def test_a_single_output_is_a_logit():
