@@ -105,8 +105,7 @@ def test_reversed_hazard_and_its_bound() -> None:
 
 
 @given(
-    rewards=st.lists(st.integers(-3, 3).map(float), max_size=12),
-    rate=st.sampled_from([1.0, 0.5]),
+    rewards=st.lists(st.integers(-3, 3).map(float), max_size=12), rate=st.sampled_from([1.0, 0.5])
 )
 def test_duel_is_algorithm_2(rewards: list[float], rate: float) -> None:
     rng = np.random.default_rng(len(rewards))

@@ -27,11 +27,7 @@ from fedcohort.policies import (
 from fedcohort.rounds import Selection
 from fedcohort.session import Session
 from fedcohort.signals.catalog import Needs
-from fedcohort.testing import (
-    CHECKS,
-    check_policy,
-    drive,
-)
+from fedcohort.testing import CHECKS, check_policy, drive
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -12,14 +12,13 @@ from fedcohort.policies.fed_cbs import imbalance
 from fedcohort.policies.readings import label_counts
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.signals.table import Signals
+from fedcohort.testing import recorded
 
 IDS = tuple(f"{i:02d}" for i in range(20))
 
 
 def labeled(rows) -> Signals:
-    signals = Signals()
-    signals.record("label_histogram", dict(zip(IDS, np.asarray(rows, float), strict=False)), 0)
-    return signals
+    return recorded(label_histogram=dict(zip(IDS, np.asarray(rows, float), strict=False)))
 
 
 def one_label(classes: int = 5) -> Signals:

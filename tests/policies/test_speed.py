@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.cluster import OPTICS
 
+from fedcohort import testing
 from fedcohort.policies import HACCS, REFL, TiFL
 from fedcohort.policies.haccs import linked
 from fedcohort.rounds import Outcome, Round, stream
@@ -16,11 +17,10 @@ from fedcohort.signals.table import Signals
 IDS = tuple(f"{i:02d}" for i in range(20))
 
 
-def recorded(**readings) -> Signals:
-    signals = Signals()
-    for name, rows in readings.items():
-        signals.record(name, dict(zip(IDS, rows, strict=False)), 0)
-    return signals
+def recorded(**rows) -> Signals:
+    """Readings of the first clients, in their order."""
+    named = {name: dict(zip(IDS, values, strict=False)) for name, values in rows.items()}
+    return testing.recorded(**named)
 
 
 class TestHACCS:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.cluster.hierarchy import ward
 from scipy.spatial.distance import pdist
 
+from fedcohort import testing
 from fedcohort.numerics.sampling import (
     always_selected,
     angle_tree,
@@ -27,11 +28,10 @@ from fedcohort.signals.table import Signals
 IDS = tuple(f"{i:02d}" for i in range(20))
 
 
-def recorded(**readings) -> Signals:
-    signals = Signals()
-    for name, rows in readings.items():
-        signals.record(name, dict(zip(IDS, rows, strict=False)), 0)
-    return signals
+def recorded(**rows) -> Signals:
+    """Readings of the first clients, in their order."""
+    named = {name: dict(zip(IDS, values, strict=False)) for name, values in rows.items()}
+    return testing.recorded(**named)
 
 
 class TestHiCSFL:

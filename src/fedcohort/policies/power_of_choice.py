@@ -25,8 +25,7 @@ class PowerOfChoiceState:
 
 
 @register(
-    "power-of-choice",
-    when="losses are cheap to ask for and hard clients deserve more rounds",
+    "power-of-choice", when="losses are cheap to ask for and hard clients deserve more rounds"
 )
 class PowerOfChoice(Policy):
     """The variant pow-d of Cho, Wang and Joshi.

@@ -58,8 +58,7 @@ class SketchMatchState(GlobalSketch):
 
 
 @register(
-    "sketch-match",
-    when="clients are skewed: the cohort together should look like the federation",
+    "sketch-match", when="clients are skewed: the cohort together should look like the federation"
 )
 class SketchMatch(Policy):
     """Chooses the set of clients, not each client, that looks like the federation.
