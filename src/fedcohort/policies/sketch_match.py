@@ -169,7 +169,7 @@ class SketchMatch(Policy):
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
         """Ask for new sketches every `refresh` rounds; who is away then, on its return."""
         self._before = None
-        due = round.number - round.number % self.refresh
+        due = round.number - round.number % self.refresh if self.refresh else 0
         if not due:
             return ()
         stamps = signals.rounds("race_sketch", round.available)
