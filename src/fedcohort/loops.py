@@ -53,7 +53,7 @@ _inner = compiled(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 @_inner
-def _scramble(z):
+def scramble(z):
     """The finalizer of SplitMix64."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -179,7 +179,7 @@ def fold_rows(values, keys, buckets, out):
     """Write the bucket of values[r, i], by the scramble that keys[r] chooses, to out[r, i]."""
     for r in range(values.shape[0]):
         for i in range(values.shape[1]):
-            z = _scramble(values[r, i] ^ keys[r])
+            z = scramble(values[r, i] ^ keys[r])
             out[r, i] = np.int32(((z >> np.uint64(32)) * buckets) >> np.uint64(32))
 
 
@@ -197,7 +197,7 @@ def _uniform_column(key, column, out):
     half = out.size // 2
     start = np.uint64(column) * np.uint64(half)
     for pair in range(half):
-        word = _scramble(key + (start + np.uint64(pair)) * np.uint64(0x9E3779B97F4A7C15))
+        word = scramble(key + (start + np.uint64(pair)) * np.uint64(0x9E3779B97F4A7C15))
         low = np.int64((word >> np.uint64(8)) & np.uint64(0xFFFFFF))
         high = np.int64(word >> np.uint64(40))
         out[pair] = (low + 0.5) * 2.0**-23 - 1.0

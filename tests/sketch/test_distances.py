@@ -105,8 +105,11 @@ def test_odd_clients_get_nan_and_spoil_nobody():
     for values, odd in ((raw, 1), (debiased, 2), (squares_to_global(made), 2)):
         assert np.isnan(values[:odd]).all()
         assert np.isfinite(values[(slice(odd, None),) * values.ndim]).all()
-    with pytest.raises(ValueError, match="n=1"):
-        distance(made[1], made[2], debias=True)
+    for few in (0, 1):
+        with pytest.raises(ValueError, match=f"n={few}"):
+            distance(made[few], made[2])
+    with pytest.raises(ValueError, match="no distribution"):
+        made[0].normalized()
 
 
 def test_what_is_not_supported_is_refused():

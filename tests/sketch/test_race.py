@@ -148,14 +148,6 @@ def test_wrong_data_is_named_and_nothing_is_added(x, message):
     assert sketch == filled(0)
 
 
-def test_empty_clients():
-    sketch = filled(0)
-    with pytest.raises(ValueError, match="no distribution"):
-        sketch.normalized()
-    with pytest.raises(ValueError, match="n=0"):
-        distance(sketch, filled(3))
-
-
 def test_zeros_and_ones_are_sets_of_columns():
     """Two clients with disjoint vocabularies looked equal: each row was the token set {0, 1}."""
     ones = np.zeros((2, 40, 30), int)

@@ -281,12 +281,9 @@ def _hash_integers(numbers: NDArray[Any]) -> NDArray[np.uint64]:
 
 def scramble(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scramble words one to one (the finalizer of SplitMix64)."""
-    z = words ^ (words >> np.uint64(30))
-    z *= np.uint64(0xBF58476D1CE4E5B9)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return z
+    from fedcohort import loops
+
+    return np.asarray(loops.scramble.py_func(words))
 
 
 def tally(
