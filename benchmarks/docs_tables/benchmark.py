@@ -301,7 +301,7 @@ def draw(found, setting, path, target):
     roles = Roles(shown, shown, ["uniform"])
     words = "Means over seeds with two standard errors; faint lines: all other policies."
     figure = figures.accuracy_chart(path.stem, setting, words, rows, roles, target=target)
-    figures.save(figure, path)
+    path.write_bytes(figures.render(figure, path.suffix))
 
 
 OURS, ASKED = "sketch-match", "sketch-match with time, asked, epsilon 1"

@@ -7,11 +7,12 @@ import json
 
 import pytest
 
+from fedcohort import storage
 from fedcohort.cli import invoke
 from fedcohort.experiments.compare import DEFAULT_SETTING, compare
 from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.results import read
-from fedcohort.report.content import content, saved_session, skew_ranks
+from fedcohort.report.content import content, skew_ranks
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,8 @@ def folder(tmp_path_factory):
 
 def test_ranks_follow_the_duels_of_the_chosen_seed(folder, capsys):
     for seed in (0, 1):
-        _, state = saved_session(folder / "fedacs", seed)
+        saved = storage.load(folder / "fedacs" / "checkpoint")["seeds"][seed]
+        state = saved["session"]["policy_state"]
         ranks = skew_ranks(folder / "fedacs", seed)
         assert [r.rank for r in ranks] == sorted(r.rank for r in ranks)
         for r in ranks:  # the prior would give all clients the middle, as if no duel were decided

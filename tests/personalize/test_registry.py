@@ -159,6 +159,7 @@ def test_known_clients_are_replaced_only_when_asked(registry, make):
     assert registry.sketch("ann") == make(0.0)
     registry.add("ann", make(1.0), {"w": np.zeros(1)}, replace=True)
     assert registry.sketch("ann") == make(1.0)
+    assert check(registry) == []  # nor are the old counts searched
 
 
 def test_equal_models_are_kept_once_until_the_last_client_goes(registry, make):

@@ -361,7 +361,12 @@ def _rows(
         errors[~outlying], center = errors_to_global(usual), pooled(usual)
         for i in np.flatnonzero(outlying).tolist():
             squares[i], errors[i] = distance_with_error(sketches[i], center, "mmd")
-    nearest = nearest_clients(sketches, apart)
+    # The nearest client is ranked as a registry ranks, with what luck can do: see its search.
+    stack = Stack(sketches)
+    sampling, noisy = possible_luck(np.array([s.counts for s in sketches]), len(sketches) - 1)
+    ranked = apart + (sampling / stack.n + noisy * stack.noise / stack.n**2) / stack.rows
+    np.fill_diagonal(ranked, np.inf)
+    nearest = ranked.argmin(axis=1)
     distances, low, high = (np.sqrt(np.maximum(squares + k * errors, 0)) for k in (0, -1, 1))
     return [
         ClientRow(
@@ -379,20 +384,6 @@ def _rows(
         )
         for i, s in enumerate(sketches)
     ]
-
-
-def nearest_clients(sketches: Sequence[RaceSketch], squares: Floats) -> NDArray[np.int64]:
-    """Return the nearest other client of each, ranked as a registry ranks them.
-
-    A client of few or noisy records is near to everybody by chance: its debiased squared distance
-    scatters most. So what luck can do is added (see `personalize.search`).
-    """
-    stack = Stack(sketches)
-    sampling, noisy = possible_luck(np.array([s.counts for s in sketches]), len(sketches) - 1)
-    ranked = squares + (sampling / stack.n + noisy * stack.noise / stack.n**2) / stack.rows
-    np.fill_diagonal(ranked, np.inf)
-    nearest: NDArray[np.int64] = ranked.argmin(axis=1)
-    return nearest
 
 
 def robust_scores(squares: Floats, errors: Floats) -> Floats:

@@ -223,14 +223,10 @@ def plan(
     if durations:
         options = {"time": dict(durations)}
         makers[WITH_TIME] = lambda: make("policy", "sketch-match", POLICIES, options)
-    between = BetweenClients(readings)
     trial = Trial(readings, ids, seed, durations)
+    between = trial.between
     uniform = {k: between.uniform(k) for k in sizes}
-    worths = tuple(
-        trial.worth(text, maker, k, uniform[k], len(readings))
-        for text, maker in makers.items()
-        for k in sizes
-    )
+    worths = tuple(trial.worth(text, maker, k) for text, maker in makers.items() for k in sizes)
     seen = between.variance > SIGNIFICANT * between.variance_error
     useful = seen and any(value > between.floor / k for k, value in uniform.items())
     gain, no_gain = _gains(sketches, worths) if useful else ({}, "nothing to gain")
@@ -397,7 +393,7 @@ class Trial:
         seed: int,
         durations: Mapping[ClientId, float] | None = None,
     ) -> None:
-        self.seed = seed
+        self.seed, self.between = seed, BetweenClients(readings)
         at = np.arange(len(ids))
         if len(ids) > MAX_CLIENTS:
             drawn = stream(seed, "plan", "clients").choice(len(ids), MAX_CLIENTS, replace=False)
@@ -415,9 +411,7 @@ class Trial:
         cohorts = [rng.choice(n, k, replace=False) for _ in range(DRAWS)]
         return float(np.mean([self.seconds[cohort].max() for cohort in cohorts]))
 
-    def worth(
-        self, label: str, make: Callable[[], Policy], k: int, uniform: float, clients: int
-    ) -> Worth:
+    def worth(self, label: str, make: Callable[[], Policy], k: int) -> Worth:
         """Try one policy with cohorts of k."""
         values: list[float] = []
         picks = np.zeros(len(self.ids))
@@ -433,14 +427,14 @@ class Trial:
             picks += np.bincount(np.concatenate(cohorts), minlength=len(self.ids))
             lengths.append(len(cohorts))
         mean, error = float(np.mean(values)), float(np.std(values) / math.sqrt(len(values)))
-        share = picks / picks.mean()
+        share, uniform = picks / picks.mean(), self.between.uniform(k)
         return Worth(
             policy=label,
             cohort_size=k,
             discrepancy=mean,
             error=error,
             uniform=uniform,
-            random_clients=random_clients(mean, uniform, k, clients),
+            random_clients=random_clients(mean, uniform, k, self.between.clients),
             rounds=max(lengths),
             rounds_until_all=int(max(until)) if math.isfinite(max(until)) else None,
             fewest=float(share.min()),

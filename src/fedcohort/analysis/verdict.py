@@ -1,16 +1,7 @@
 """The answer to "how different are my clients?" in plain words, by stated rules.
 
-Columns in which a client differs beyond chance come first in every answer. Its kind is the first
-that holds:
-
-1. *Unknown*: the noise exceeds the signal in more than half of the sketches, or most records fall
-   into one bucket; or the clients seem alike, but columns cannot be judged.
-2. *Different in kind*: there are outliers, or several clusters of three clients or more on average.
-3. *Different in columns*: fewer than 15% of the pairs are told apart, but some column of some
-   client differs.
-4. *Alike*: fewer than 15% of the pairs are told apart. In 40 federations of equal clients the 95th
-   percentile was 8% and the worst 17%, because the pairs of one client depend on each other.
-5. *Different in degree*: clients are told apart, and no group or client stands out.
+The page of a profile states the rules. Columns in which a client differs beyond chance come first
+in every answer.
 """
 
 from __future__ import annotations
@@ -29,7 +20,9 @@ if TYPE_CHECKING:
     from fedcohort.analysis.plan import Plan
     from fedcohort.files.marginals import ColumnGap
 
-BY_CHANCE = 0.15  # share of the pairs that may be told apart where all clients are alike
+#: Share of the pairs that may be told apart where all clients are alike. In 40 federations of equal
+#: clients the 95th percentile was 8% and the worst 17%: pairs of one client depend on each other.
+BY_CHANCE = 0.15
 UNEQUAL = 10.0  # largest client over the smallest
 MAX_NAMED = 8  # clients to look at
 MAX_COLUMNS = 4  # of each
@@ -60,7 +53,7 @@ class Verdict(NamedTuple):
 
 
 def judge(profile: Heterogeneity, plan: Plan | None = None) -> Verdict:
-    """Judge a federation by the rules above; `plan` adds what to expect of chosen cohorts."""
+    """Judge a federation; `plan` adds what to expect of chosen cohorts."""
     looks, marked, unknown = _looks(profile), profile.marked_clients, profile.unknown_columns
     judged = []
     if unknown:
@@ -125,19 +118,14 @@ def _looks(profile: Heterogeneity) -> list[str]:
     """Say which clients to look at: those with marked columns first, the surest of all first."""
     marked = profile.marked_clients
     names = [*marked, *(c.name for c in profile.outliers if c.name not in marked)]
-    steps = [_look_at(profile, name) for name in names]
-    if len(steps) > MAX_NAMED:
-        steps[MAX_NAMED:] = [
-            f"Look at {len(steps) - MAX_NAMED} further clients in the table below."
-        ]
+    together = "no single column stands out; its columns differ together"
+    steps = []
+    for name in names[:MAX_NAMED]:
+        why = marked_in_words(profile.marked(name), MAX_COLUMNS)
+        steps.append(f"Look at {name}: {why or (together if profile.columns else EXPLAIN)}.")
+    if further := len(names[MAX_NAMED:]):
+        steps.append(f"Look at {further} further clients in the table below.")
     return steps
-
-
-def _look_at(profile: Heterogeneity, client: str) -> str:
-    why = marked_in_words(profile.marked(client), MAX_COLUMNS)
-    if not why and profile.columns:
-        why = "no single column stands out; its columns differ together"
-    return f"Look at {client}: {why or EXPLAIN}."
 
 
 def with_hint(gap: ColumnGap) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -16,10 +16,9 @@ import typer
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
-    from rich.segment import Segment
+    from rich.console import Console
 
-    from fedcohort.report.tables import Cells
+    from fedcohort.report.tables import Cells, Column
 
 RayOption = Annotated[
     str | None,
@@ -83,38 +82,11 @@ def on_cluster(address: str | None) -> AbstractContextManager[None]:
 
 
 def console(width: int | None = None) -> Console:
-    """Return the console on standard output; lines may be long where it is not a terminal.
-
-    Control characters in what it prints, such as the escape codes that a client's name may hold,
-    are shown and not sent to the terminal.
-    """
-    from rich.console import Console, RenderHook
-
-    class Harmless(RenderHook):
-        def process_renderables(self, renderables: list[Any]) -> list[Any]:
-            return [_Harmless(one) for one in renderables]
+    """Return the console on standard output; lines may be long where it is not a terminal."""
+    from rich.console import Console
 
     sized = Console().is_terminal or "COLUMNS" in os.environ
-    made = Console(width=width or (None if sized else 120))
-    made.push_render_hook(Harmless())
-    return made
-
-
-class _Harmless:
-    """What Rich renders, with the control characters of its texts shown as `plain` does."""
-
-    def __init__(self, renderable: Any) -> None:
-        self.renderable = renderable
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        from rich.segment import Segment
-
-        for segment in console.render(self.renderable, options):
-            if segment.control:
-                yield segment
-            else:
-                text = "\n".join(map(plain, segment.text.split("\n")))
-                yield Segment(text, segment.style)
+    return Console(width=width or (None if sized else 120))
 
 
 def plain(text: str) -> str:
@@ -138,13 +110,27 @@ def write_file(path: Path, content: bytes) -> None:
 
 def show_table(table: Cells, title: str) -> None:
     """Print a table; where it is too wide, one block of lines per row."""
-    from fedcohort.report.tables import fit_table
+    from fedcohort.report.tables import Cells, fit_table
 
     if not table.rows:
         typer.echo(plain(title))
         return
+    columns = [dataclasses.replace(c, header=plain(c.header)) for c in table.columns]
+    rows = [[cell._replace(text=plain(cell.text)) for cell in row] for row in table.rows]
     out = console()
-    out.print(fit_table(table, title, out.width))
+    out.print(fit_table(Cells(columns, rows), plain(title), out.width))
+
+
+def show_rows(
+    format: Format, value: Any, rows: Sequence[Any], columns: Sequence[Column], title: str
+) -> None:
+    """Print a value as JSON, or the rows that people read."""
+    from fedcohort.report.tables import cells
+
+    if format is Format.json:
+        show_json(value)
+    else:
+        show_table(cells(rows, columns), title)
 
 
 def show_facts(facts: Mapping[str, str], title: str) -> None:
@@ -156,9 +142,9 @@ def show_facts(facts: Mapping[str, str], title: str) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for key, value in facts.items():
-        table.add_row(key, Text(value))
+        table.add_row(key, Text("\n".join(map(plain, value.split("\n")))))
     out = console()
-    out.print(Text(title, "italic"))  # as a title of the table it would be as narrow
+    out.print(Text(plain(title), "italic"))  # as a title of the table it would be as narrow
     out.print(table)
 
 

@@ -20,7 +20,7 @@ from fedcohort.cli.common import (
     pairs,
     say,
     show_json,
-    show_table,
+    show_rows,
     write_file,
 )
 from fedcohort.cli.results import show_results
@@ -299,12 +299,8 @@ def data_list(
     Example: `fedcohort data list --root ~/data`
     """
     from fedcohort.datasets import available
-    from fedcohort.report.tables import Cell, Column, cells, number
+    from fedcohort.report.tables import Cell, Column, number
 
-    rows = available(root)
-    if format is Format.json:
-        show_json(rows)
-        return
     columns = [
         Column("name", lambda r: Cell(r.name), number=False),
         Column("status", lambda r: Cell(r.status), number=False),
@@ -313,4 +309,5 @@ def data_list(
         Column("where", lambda r: Cell(r.where), number=False),
         Column("detail", lambda r: Cell(r.detail), number=False),
     ]
-    show_table(cells(rows, columns), "Data sets")
+    rows = available(root)
+    show_rows(format, rows, rows, columns, "Data sets")

@@ -18,6 +18,7 @@ from fedcohort.cli.common import (
     plain_values,
     show_facts,
     show_json,
+    show_rows,
     show_table,
     write_file,
 )
@@ -177,14 +178,11 @@ def policies(
     """
     from fedcohort.policies import POLICIES
     from fedcohort.registry import load_installed
-    from fedcohort.report.tables import Cell, Column, cells, number
+    from fedcohort.report.tables import Cell, Column, number
 
     import_all(imports)
     load_installed("policy", POLICIES)
     rows = policy_costs(clients, cohort_size, 4 * parameters)
-    if format is Format.json:
-        show_json(rows)
-        return
     columns = [
         Column("policy", lambda r: Cell(r.policy), number=False),
         Column("asks for", lambda r: Cell(r.asks_for), number=False, wraps=True),
@@ -194,7 +192,7 @@ def policies(
         Column("use it when", lambda r: Cell(r.when), number=False, wraps=True),
     ]
     title = f"{clients} clients, cohorts of {cohort_size}, a model of {parameters:,} parameters"
-    show_table(cells(rows, columns), title)
+    show_rows(format, rows, rows, columns, title)
 
 
 class CostRow(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, plain, say, show_json, show_table, write_file
+from fedcohort.cli.common import Format, FormatOption, plain, say, show_json, show_rows, write_file
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -115,13 +115,10 @@ def list_(folder: Folder, format: FormatOption = Format.table) -> None:
 
     Example: `fedcohort registry list warm/`
     """
-    from fedcohort.report.tables import Cell, Column, cells, number
+    from fedcohort.report.tables import Cell, Column, number
 
     with _open(folder) as registry:
-        entries, count = list(registry.entries()), len(registry)
-    if format is Format.json:
-        show_json({"clients": count, "entries": [asdict(entry) for entry in entries]})
-        return
+        entries = list(registry.entries())
     columns = [
         Column("client", lambda e: Cell(e.client), number=False),
         Column("samples", lambda e: number(e.n, 0)),
@@ -130,7 +127,8 @@ def list_(folder: Folder, format: FormatOption = Format.table) -> None:
         Column("metadata", lambda e: Cell(json.dumps(e.metadata) if e.metadata else ""), False),
         Column("registered", lambda e: Cell(e.registered), number=False, detail=1),
     ]
-    show_table(cells(entries, columns), f"{count:,} clients")
+    value = {"clients": len(entries), "entries": entries}
+    show_rows(format, value, entries, columns, f"{len(entries):,} clients")
 
 
 @app.command("check")
@@ -206,24 +204,24 @@ def nearest(
 
 
 def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
+    from fedcohort.report.tables import Cell, Column, number
+
     entries = [registry.get(near.client) for near in advice.neighbors]
     pairs = list(zip(advice.neighbors, entries, strict=True))
-    if format is Format.json:
-        rows = [
-            {**near._asdict(), "model": e.model, "reference": e.reference, "metadata": e.metadata}
-            for near, e in pairs
-        ]
-        show_json({**asdict(advice), "near": advice.near, "neighbors": rows})
-        return
-    from fedcohort.report.tables import Cell, Column, cells, number
-
+    rows = [
+        {**near._asdict(), "model": e.model, "reference": e.reference, "metadata": e.metadata}
+        for near, e in pairs
+    ]
     columns = [
         Column("client", lambda p: Cell(p[0].client), number=False),
         Column("distance", lambda p: number(p[0].distance, 4)),
         Column("weight", lambda p: number(advice.weights.get(p[0].client, math.nan), 3)),
         Column("model", lambda p: Cell(_model(p[1])), number=False),
     ]
-    show_table(cells(pairs, columns), "Nearest clients")
+    value = {**asdict(advice), "near": advice.near, "neighbors": rows}
+    show_rows(format, value, pairs, columns, "Nearest clients")
+    if format is Format.json:
+        return
     limit = f", limit {advice.max_distance:.4g}" if advice.max_distance < math.inf else ""
     far = f"distance {advice.distance:.4g}{limit}"
     if advice.near:

@@ -34,15 +34,14 @@ def show_results(results: Results, folders: Sequence[Path], format: Format) -> N
     from fedcohort.analysis.comparison import comparison
     from fedcohort.report.tables import comparison_cells, seed_cells
 
-    names = ", ".join(map(str, folders))
+    names, rows = ", ".join(map(str, folders)), comparison(results)
+    title = f"{results.state()}: {names}"
     if format is Format.json:
-        show_json({"folder": names, "runs": [row.as_dict() for row in comparison(results)]})
+        show_json({"folder": names, "runs": [row.as_dict() for row in rows]})
     elif len(results) == 1:
-        show_table(
-            seed_cells(results[0].summaries), f"{results[0].policy}, {results.state()}: {names}"
-        )
+        show_table(seed_cells(results[0].summaries), f"{results[0].policy}, {title}")
     else:
-        show_table(comparison_cells(results, sparklines=True), f"{results.state()}: {names}")
+        show_table(comparison_cells(results, rows, sparklines=True), title)
 
 
 def show(runs: RunFolders, format: FormatOption = Format.table) -> None:

@@ -175,7 +175,11 @@ def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool, sha
             if gap.marked or all_columns:
                 what = with_hint(gap) if gap.marked else gap.unknown
                 table.add_row(
-                    Text(compared), Text(gap.column), f"{gap.chance:.1g}", gap.answer, Text(what)
+                    Text(plain(compared)),
+                    Text(plain(gap.column)),
+                    f"{gap.chance:.1g}",
+                    gap.answer,
+                    Text(plain(what)),
                 )
     if table.row_count:
         console().print(table)
@@ -248,7 +252,7 @@ def _show_matrix(names: Sequence[str], rows: Sequence[Sequence[str]], kind: str)
     for number in range(1, len(names) + 1):
         table.add_column(str(number), justify="right", no_wrap=True)
     for number, (name, cells) in enumerate(zip(names, rows, strict=True), 1):
-        table.add_row(str(number), Text(name), *cells)
+        table.add_row(str(number), Text(plain(name)), *cells)
     out = console()
     needed = Console(width=1 << 20).measure(table).maximum
     if needed > out.width:

@@ -84,7 +84,7 @@ def content(results: Results) -> Content:
         setting=_setting(experiments),
         target=started.target,
         finished=all(r.finished for r in results),
-        table=comparison_cells(started),
+        table=comparison_cells(started, rows),
         roles=Roles(ranked, ranked[:HIGHLIGHTED], baselines),
         chosen=next(iter([*ranked, *baselines]), None),
         axes=["seconds", "rounds", "megabytes"] if timed else ["rounds", "megabytes", "seconds"],
@@ -185,31 +185,20 @@ def group_name(clients: Sequence[ClientId]) -> str:
     return clients[0] if len(clients) == 1 else f"{clients[0]} and {len(clients) - 1} more"
 
 
-def saved_session(folder: Path, seed: int = 0) -> tuple[str, dict[str, Any]]:
-    """Return a policy's name and state, of one seed (by position) of a run.
-
-    Both are empty if the checkpoint is missing, too large, or of another version.
-    """
-    path = next((folder / n for n in ("checkpoint", "session") if (folder / n).exists()), None)
-    if path is None or path.stat().st_size > MAX_CHECKPOINT:
-        return "", {}
+def skew_ranks(folder: Path, seed: int = 0) -> list[Rank]:
+    """Rank the clients of a run with FedACS (Wang et al. 2021) by the duels of a seed (from 0)."""
+    path = folder / ("checkpoint" if (folder / "checkpoint").exists() else "session")
     try:
+        if path.stat().st_size > MAX_CHECKPOINT:
+            raise InvalidCheckpoint(f"{path} is too large")
         state = storage.load(path)
         session = state["session"] if "session" in state else state["seeds"][seed]["session"]
-        policy = session["policy"].partition("(")[0]
-        return policy, session["policy_state"]
-    except (InvalidCheckpoint, KeyError, IndexError, TypeError, AttributeError):
-        return "", {}
-
-
-def skew_ranks(folder: Path, seed: int = 0) -> list[Rank]:
-    """Rank the clients of a run with FedACS (Wang et al. 2021) by one seed's duels."""
-    name, state = saved_session(folder, seed)
-    if not name:
+        name, state = session["policy"].partition("(")[0], session["policy_state"]
+    except (OSError, InvalidCheckpoint, KeyError, IndexError, TypeError, AttributeError):
         raise ConfigError(
             f"{folder}: no run with a checkpoint of seed {seed + 1}; give the folder of one "
             "run, such as COMPARISON/fedacs"
-        )
+        ) from None
     if name != "FedACS":
         raise ConfigError(f"{folder}: ranks come from duels of FedACS, not {name}")
     policy = FedACS()

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import count
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import altair as alt
@@ -105,9 +104,7 @@ def config(theme: Theme = "light") -> dict[str, Any]:
 
 def specification(figure: Figure, *, width: int | str = WIDTH) -> dict[str, Any]:
     """Return a figure as a Vega-Lite specification without colors of a theme."""
-    single = isinstance(figure.chart, alt.Chart | alt.LayerChart)  # panels have their own widths
-    chart = figure.chart.properties(width=width) if single else figure.chart
-    spec: dict[str, Any] = chart.to_dict()
+    spec: dict[str, Any] = figure.chart.properties(width=width).to_dict()
     spec["description"] = f"{figure.title}. {figure.caption}"
     spec.pop("config", None)
     spec["datasets"] = figure.data
@@ -142,18 +139,13 @@ def _svg(spec: dict[str, Any]) -> str:
     return re.sub(r'<path [^>]*opacity="0"[^>]*/>', "", svg)
 
 
-def render(figure: Figure, ending: str, *, width: int = WIDTH) -> bytes:
+def render(figure: Figure, ending: str) -> bytes:
     """Return the content of a figure's file; `ending` is ".svg" or ".png"."""
-    spec = specification(figure, width=width)
+    spec = specification(figure)
     spec["title"] = {"text": without_controls(figure.title), "offset": 14}
     if ending == ".svg":
         return _svg(spec).encode()
     return bytes(vl_convert.vegalite_to_png({**spec, "config": config()}, scale=2))
-
-
-def save(figure: Figure, path: Path, *, width: int = WIDTH) -> None:
-    """Write a figure; the suffix of `path`, .svg or .png, picks the format."""
-    path.write_bytes(render(figure, path.suffix, width=width))
 
 
 def picture(figure: Figure, *, width: int) -> str:
@@ -333,32 +325,26 @@ def spread_labels(
     return dict(zip(names, placed.round(6).tolist(), strict=True))
 
 
-def _of_one_run(
-    content: Content, name: str, title: str, caption: str, chart: alt.Chart, rows: Rows, height: int
-) -> Figure:
-    """Return a figure of one run at a time, which the reader chooses."""
-    chart = chart.properties(height=max(120, height))
-    chart = chart.add_params(alt.param(name="chosen", value=content.chosen))
-    return Figure(name, title, f"{caption} First seed.", chart, {"rows": rows}, "chosen")
-
-
-def _rows_of_chosen() -> alt.Chart:
-    return alt.Chart(alt.NamedData("rows")).transform_filter("datum.run == chosen")
+def _of_chosen_run(content: Content, height: int) -> alt.Chart:
+    """Return a chart without marks of the rows of one run, which the reader chooses."""
+    chart = alt.Chart(alt.NamedData("rows"), height=max(120, height))
+    chart = chart.transform_filter("datum.run == chosen")
+    return chart.add_params(alt.param(name="chosen", value=content.chosen))
 
 
 def _waiting(content: Content) -> Figure:
     """Draw who made the rounds wait, as bars of seconds per client."""
     titles = {"client:N": "client", "rounds:Q": "rounds", "seconds:Q": "seconds of these rounds"}
-    chart = _rows_of_chosen().mark_bar(cornerRadius=2, color=GREY)
+    chart = _of_chosen_run(content, 20 * MAX_WAITED_FOR).mark_bar(cornerRadius=2, color=GREY)
     chart = chart.encode(
         x=alt.X("seconds:Q", title="simulated seconds in which it was the slowest"),
         y=alt.Y("client:N", sort="-x", title=None),
         tooltip=tips(titles, seconds=",.1f"),
     )
     caption = "A round lasts as long as its slowest client. The clients whose rounds took most time"
-    caption += " in all."
-    title, rows = "Who made the round wait", content.waiting
-    return _of_one_run(content, "waiting", title, caption, chart, rows, 20 * MAX_WAITED_FOR)
+    caption += " in all. First seed."
+    data = {"rows": content.waiting}
+    return Figure("waiting", "Who made the round wait", caption, chart, data, "chosen")
 
 
 def _participation(content: Content) -> Figure:
@@ -366,9 +352,8 @@ def _participation(content: Content) -> Figure:
     legend = alt.Legend(title="times", tickMinStep=1, format="d") if grouped else None
     titles = {"client:N": "client", "first:Q": "first round" if grouped else "round"}
     titles |= {"last:Q": "last round"} if grouped else {}
-    chart = _rows_of_chosen().transform_calculate(
-        left="datum.first - 0.5", right="datum.last + 0.5"
-    )
+    chart = _of_chosen_run(content, min(HEIGHT, 7 * max(row["row"] for row in rows)))
+    chart = chart.transform_calculate(left="datum.first - 0.5", right="datum.last + 0.5")
     chart = chart.mark_rect().encode(
         x=alt.X("left:Q", title="round", scale=alt.Scale(zero=False, nice=False)).axis(
             grid=False, format="d"
@@ -382,9 +367,8 @@ def _participation(content: Content) -> Figure:
     )
     caption = "One row per client, one column per round."
     caption += " Neighboring clients and rounds are counted together." if grouped else ""
-    height = min(HEIGHT, 7 * max(row["row"] for row in rows))
-    title = "Who was selected when"
-    return _of_one_run(content, "participation", title, caption, chart, rows, height)
+    title, caption = "Who was selected when", f"{caption} First seed."
+    return Figure("participation", title, caption, chart, {"rows": rows}, "chosen")
 
 
 # The pictures of a profile.

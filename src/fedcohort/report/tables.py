@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from fedcohort.analysis.comparison import Interval
+    from fedcohort.analysis.comparison import ComparisonRow, Interval
     from fedcohort.analysis.plan import Plan
     from fedcohort.experiments.results import Results, Spread, Summary
 
@@ -95,15 +95,17 @@ def plus_minus(spread: Spread, unit: float = 1.0) -> Cell:
     return Cell(f"{mean:.1f}" + ("" if math.isnan(std) else f" ± {std:.1f}"), mean)
 
 
-def comparison_cells(results: Results, *, sparklines: bool = False) -> Cells:
-    """Lay out a comparison; the first columns are the settings in which the runs differ.
+def comparison_cells(
+    results: Results, runs: Sequence[ComparisonRow], *, sparklines: bool = False
+) -> Cells:
+    """Lay out the comparison of runs; the first columns are the settings in which they differ.
 
     The columns of a gate appear only if a gate withheld something, in percent of plain FedAvg, and
     seconds to the target only if rounds take different time.
     """
-    from fedcohort.analysis.comparison import comparison, curves, durations_differ
+    from fedcohort.analysis.comparison import curves, durations_differ
 
-    runs, settings, target = comparison(results), setting_columns(results), results.target
+    settings, target = setting_columns(results), results.target
     lines = [sparkline(curves([r])[0].mean) if r.histories else "" for r in results]
     names = list(dict.fromkeys(key for values in settings for key in values))
     gated = any(run.means["skipped"].mean > 0 or run.means["overhead_up"].mean < 99 for run in runs)
