@@ -238,7 +238,9 @@ def measure(
     against : mapping of str to RaceSketch, optional
         Earlier sketches by client, to say what has changed since.
     """
-    usable = _usable(sketches)
+    usable = np.flatnonzero(~too_few(sketches)).tolist()
+    if len(usable) < 2:  # hardly any can be compared: all with two records
+        usable = [i for i, sketch in enumerate(sketches) if sketch.n >= 2]
     if len(usable) < 2:
         raise DataError("a profile needs at least two sketches of two records or more")
     used, kept_names = [sketches[i] for i in usable], [names[i] for i in usable]
@@ -309,12 +311,6 @@ def _changes(sketches: Mapping[str, RaceSketch], before: Mapping[str, RaceSketch
         changed = square > CHANGED * error or bool(marked)
         changes.append(Change(name, float(np.sqrt(max(square, 0))), error, changed, marked))
     return sorted(changes, key=lambda change: (not change.changed, -change.distance))
-
-
-def _usable(sketches: Sequence[RaceSketch]) -> list[int]:
-    """Return the clients that can be compared; all with two records if hardly any can."""
-    sure = np.flatnonzero(~too_few(sketches)).tolist()
-    return sure if len(sure) > 1 else [i for i, s in enumerate(sketches) if s.n >= 2]
 
 
 def _warnings(sketches: Sequence[RaceSketch], names: Sequence[str]) -> tuple[list[str], bool]:

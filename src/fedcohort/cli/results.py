@@ -100,16 +100,16 @@ def report(
     from fedcohort.report.page import run_markdown, run_page
     from fedcohort.storage import make_folder
 
-    results = read(*runs)
+    shown = content(read(*runs))
     markdown, beside = out.suffix == ".md", out.with_name(f"{out.stem}-figures")
     targets = [] if figures is None else [(figures, ".svg"), (figures, ".png")]
     targets += [(beside, ".svg")] if markdown else []
-    drawn = run_figures(content(results)) if targets else []
+    drawn = run_figures(shown) if targets else []
     for folder, ending in targets:
         make_folder(folder)
         for figure in drawn:
             write_file(folder / f"{figure.name}{ending}", render(figure, ending))
-    page = run_markdown(results, beside.name) if markdown else run_page(results)
+    page = run_markdown(shown, beside.name) if markdown else run_page(shown)
     write_file(out, page.encode())
     typer.echo(f"Wrote {out}")
 
@@ -165,7 +165,14 @@ def export(
     results = read(*runs)
     if format == "parquet" and out is None:
         raise ConfigError("export --format parquet: name the file to write with -o")
-    content = _parquet(results) if format == "parquet" else _text(results, format).encode()
+    if format == "parquet":
+        table, file = results.to_arrow(), io.BytesIO()
+        import pyarrow.parquet as pq
+
+        pq.write_table(table, file)
+        content = file.getvalue()
+    else:
+        content = _text(results, format).encode()
     if out is None:
         typer.echo(content.decode(), nl=False)
         return
@@ -184,13 +191,4 @@ def _text(results: Results, format: str) -> str:
         writer.writerow(
             {k: json.dumps(v) if isinstance(v, list | dict | bool) else v for k, v in row.items()}
         )
-    return file.getvalue()
-
-
-def _parquet(results: Results) -> bytes:
-    table = results.to_arrow()
-    import pyarrow.parquet as pq
-
-    file = io.BytesIO()
-    pq.write_table(table, file)
     return file.getvalue()

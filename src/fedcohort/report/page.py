@@ -23,9 +23,8 @@ from markupsafe import Markup
 from fedcohort.analysis.heterogeneity import OUTLIER, ClientRow, Heterogeneity
 from fedcohort.analysis.plan import Plan
 from fedcohort.analysis.verdict import BY_CHANCE, few, marked_in_words
-from fedcohort.experiments.results import Results
 from fedcohort.report import figures
-from fedcohort.report.content import Content, content, group_name, group_neighbors
+from fedcohort.report.content import Content, group_name, group_neighbors
 from fedcohort.report.figures import CLUSTERS, MAX_BARS, Figure, run_figures
 from fedcohort.report.tables import Cell, Cells, Column, cells, number
 
@@ -34,9 +33,8 @@ VEGA_LITE = "6.4"  # the version of Altair's specifications
 MAX_NAMES_AT_MATRIX = 40  # of more clients, groups of neighbors are averaged
 
 
-def run_page(results: Results, *, live: bool = False) -> str:
+def run_page(report: Content, *, live: bool = False) -> str:
     """Lay out runs, finished or not; a `live` page asks its server for new rounds."""
-    report = content(results)
     charts = run_figures(report)
     return _render(
         "runs.html",
@@ -49,9 +47,8 @@ def run_page(results: Results, *, live: bool = False) -> str:
     )
 
 
-def run_markdown(results: Results, figure_folder: str) -> str:
+def run_markdown(report: Content, figure_folder: str) -> str:
     """Lay out runs in Markdown, for a paper or a pull request, with SVG figures in a folder."""
-    report = content(results)
     template = _templates().get_template("runs.md")
     return template.render(report=report, figures=run_figures(report), folder=figure_folder)
 
@@ -169,13 +166,9 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
         undefined=StrictUndefined,
     )
-    environment.filters["plain"] = _markdown_text
+    # Shows characters that Markdown would read.
+    environment.filters["plain"] = lambda text: re.sub(r"([\\`*_<>|\[\]])", r"\\\1", text)
     return environment
-
-
-def _markdown_text(text: str) -> str:
-    """Show characters that Markdown would read."""
-    return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", text)
 
 
 @cache

@@ -16,6 +16,7 @@ from threading import Lock
 
 from fedcohort.exceptions import FedcohortError
 from fedcohort.experiments.results import read, run_folders
+from fedcohort.report.content import content
 from fedcohort.report.page import run_page
 
 ADDRESS = "127.0.0.1"
@@ -45,7 +46,7 @@ def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
         with lock:
             now = version(folders)
             if latest[0] != now:
-                latest = now, run_page(read(*folders), live=True).encode()
+                latest = now, run_page(content(read(*folders)), live=True).encode()
             return latest[1]
 
     pages: dict[str, tuple[str, Callable[[], bytes]]] = {
@@ -61,9 +62,9 @@ def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
             elif self.path not in pages:
                 self._answer(404, "text/plain", b"Not found.\n")
             else:
-                kind, content = pages[self.path]
+                kind, made = pages[self.path]
                 try:
-                    self._answer(200, kind, content())
+                    self._answer(200, kind, made())
                 except FedcohortError as error:
                     self._answer(503, "text/plain; charset=utf-8", f"{error}\n".encode())
 
