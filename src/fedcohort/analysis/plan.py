@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort.analysis.verdict import few
 from fedcohort.exceptions import ConfigError
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.registry import make
@@ -168,8 +169,7 @@ class Plan:
         if self.tried_on < self.clients:
             out.append(f"Policies were tried on {self.tried_on:,} of {self.clients:,} clients.")
         if self.left_out:
-            names = ", ".join(self.left_out[:10])
-            out.append(f"Left out, with too few records for their noise: {names}.")
+            out.append(f"Left out, with too few records for their noise: {few(self.left_out)}.")
         return out
 
 

@@ -304,8 +304,8 @@ def data_list(
     columns = [
         Column("name", lambda r: Cell(r.name), number=False),
         Column("status", lambda r: Cell(r.status), number=False),
-        Column("examples", lambda r: Cell("") if r.samples is None else number(r.samples, 0)),
-        Column("clients", lambda r: Cell("") if r.clients is None else number(r.clients, 0)),
+        Column("examples", lambda r: number(r.samples, 0)),
+        Column("clients", lambda r: number(r.clients, 0)),
         Column("where", lambda r: Cell(r.where), number=False),
         Column("detail", lambda r: Cell(r.detail), number=False),
     ]

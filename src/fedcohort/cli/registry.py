@@ -215,7 +215,7 @@ def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
     columns = [
         Column("client", lambda p: Cell(p[0].client), number=False),
         Column("distance", lambda p: number(p[0].distance, 4)),
-        Column("weight", lambda p: number(advice.weights.get(p[0].client, math.nan), 3)),
+        Column("weight", lambda p: number(advice.weights.get(p[0].client), 3)),
         Column("model", lambda p: Cell(_model(p[1])), number=False),
     ]
     value = {**asdict(advice), "near": advice.near, "neighbors": rows}

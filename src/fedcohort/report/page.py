@@ -20,7 +20,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedcohort.analysis.heterogeneity import OUTLIER, ClientRow, Heterogeneity
+from fedcohort.analysis.heterogeneity import OUTLIER, Change, ClientRow, Heterogeneity
 from fedcohort.analysis.plan import Plan
 from fedcohort.analysis.verdict import BY_CHANCE, few, marked_in_words
 from fedcohort.report import figures
@@ -106,12 +106,14 @@ def client_cells(profile: Heterogeneity) -> Cells:
 
 def change_cells(profile: Heterogeneity) -> Cells:
     """Lay out what has changed since earlier sketches, the largest changes first."""
+
+    def changed(change: Change) -> Cell:
+        return Cell(marked_in_words(change.columns))
+
     columns = [
         Column("client", lambda c: Cell(c.client, mark="odd" * c.changed), number=False),
         Column("changed", lambda c: Cell("yes" if c.changed else "no"), number=False),
-        Column(
-            "columns that changed", lambda c: Cell(marked_in_words(c.columns)), False, "", 0, True
-        ),
+        Column("columns that changed", changed, number=False, wraps=True),
         Column("distance to before", lambda c: number(c.distance, 4)),
     ]
     return cells(profile.changes, columns)

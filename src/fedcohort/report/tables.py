@@ -82,9 +82,10 @@ def _mark_best(column: list[Cell], best: str) -> list[Cell]:
     return [cell._replace(mark="best") if cell.value == top else cell for cell in column]
 
 
-def number(value: float, digits: int = 1) -> Cell:
-    """Return the cell of a number; NaN is unknown."""
-    return Cell(f"{value:,.{digits}f}", float(value)) if math.isfinite(value) else Cell("")
+def number(value: float | None, digits: int = 1) -> Cell:
+    """Return the cell of a number; None and NaN are unknown."""
+    known = value is not None and math.isfinite(value)
+    return Cell(f"{value:,.{digits}f}", float(value or 0)) if known else Cell("")
 
 
 def plus_minus(spread: Spread, unit: float = 1.0) -> Cell:
@@ -149,7 +150,7 @@ def seed_cells(summaries: Sequence[Summary]) -> Cells:
         Column("seed", lambda s: Cell(str(s.seed), float(s.seed)), number=False),
         Column("rounds", lambda s: number(s.rounds, 0)),
         Column("accuracy %", lambda s: number(100 * s.accuracy)),
-        Column("rounds to target", lambda s: number(s.rounds_to_target or math.nan, 0)),
+        Column("rounds to target", lambda s: number(s.rounds_to_target, 0)),
         Column("GEMD", lambda s: number(s.gemd, 2)),
         Column("MB up", lambda s: number(s.bytes_up / 1e6)),
         Column("MB down", lambda s: number(s.bytes_down / 1e6)),
@@ -304,9 +305,9 @@ def worth_cells(plan: Plan) -> Cells:
         Column("clients", lambda w: number(w.cohort_size, 0)),
         Column("discrepancy", discrepancy, detail=2),
         Column("worth, random clients", lambda w: number(w.random_clients, 0)),
-        Column("all used by round", lambda w: number(w.rounds_until_all or math.nan, 0)),
+        Column("all used by round", lambda w: number(w.rounds_until_all, 0)),
         Column("picks, least to most", picks, detail=1),
-        Column("seconds per round", lambda w: number(w.seconds or math.nan)),
+        Column("seconds per round", lambda w: number(w.seconds)),
     ]
     no = math.nan
     uniform = [
