@@ -10,6 +10,7 @@ import pytest
 from fedcohort.gates import GATES
 from fedcohort.options import LARGEST, SMALLEST
 from fedcohort.policies import (
+    DELTA,
     KDPP,
     POLICIES,
     ClusteredSampling,
@@ -56,6 +57,7 @@ VARIANTS = [
     lambda: ClusteredSampling("similarity"),
     lambda: ClusteredSampling("similarity", "race_sketch"),
     lambda: DCFedAvg("balanced", added=3),
+    lambda: DELTA(local_variance=0.5),
 ]
 
 

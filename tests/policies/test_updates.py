@@ -138,11 +138,43 @@ class TestDELTA:
             hits[chosen] += 1
         assert (np.abs(hits / 4000 - inclusion) < 4 * np.sqrt(0.25 / 4000)).all()
 
-    def test_a_false_distance_is_clipped(self) -> None:
-        """1e15 counts as ten times the median."""
+    def test_local_variance_adds_the_spread_of_batches_and_lies_are_clipped(self) -> None:
+        """Importance is sqrt(zeta^2 + ratio sigma^2); 1e15 counts as ten times the median."""
+        ids, policy = IDS[:4], DELTA(local_variance=4.0)
+        signals = recorded(update_distance=(3.0, 1.0, 0.0, 1.0), gradient_spread=(2.0, 0, 2.0, 1.0))
+        policy.observe(Round(0, ids, 4), Outcome(ids, ids), signals)
+        importance = np.sqrt([9 + 16, 1, 16, 1 + 4])
+        found = [policy.state.probability[c] for c in ids]
+        assert found == pytest.approx(4 * importance / importance.sum())
         policy, signals = DELTA(), recorded(update_distance=(1.0, 1.0, 1e15))
         policy.observe(Round(0, IDS[:3], 3), Outcome(IDS[:3], IDS[:3]), signals)
         assert policy.state.probability["02"] == pytest.approx(3 * 10 / 12)
+
+    def test_the_spread_is_that_of_the_batches(self) -> None:
+        """Against gradients by autograd in float64, one batch at a time."""
+        torch = pytest.importorskip("torch")
+        from fedcohort.datasets import federate, load
+        from fedcohort.simulate import LocalTraining, Simulation, build
+
+        clients = federate(load("digits"), "iid", clients=9, seed=0)
+        model = build("mlp-64-30", clients.dataset.sample_shape, 10, seed=0)
+        local = LocalTraining(epochs=1, batch_size=50, lr=0.1)
+        policy = DELTA(local_variance=1.0)
+        simulation = Simulation(clients, model, policy, cohort_size=2, local=local, device="cpu")
+        simulation.step()
+        (client, _) = simulation.seeds[0].selection.clients
+        order = stream(0, "gradient spread", 0, client).permutation(clients.parts[client])
+        double, rows = model.double(), []
+        for first in range(0, len(order), 50):
+            at = order[first : first + 50]
+            double.zero_grad()
+            outputs = double(torch.from_numpy(clients.dataset.x[at]).double())
+            labels = torch.from_numpy(clients.dataset.y[at])
+            torch.nn.functional.cross_entropy(outputs, labels).backward()
+            rows.append(torch.cat([p.grad.ravel() for p in double.parameters()]).numpy().copy())
+        expected = np.sqrt(np.square(rows - np.mean(rows, axis=0)).sum(axis=1).mean())
+        found = simulation.sessions[0].signals.values("gradient_spread", (client,))[0]
+        assert found == pytest.approx(expected, rel=1e-4)
 
 
 def cost(rows, chosen, weights):

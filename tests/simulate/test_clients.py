@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedcohort.datasets import federate, load
-from fedcohort.policies import FedACS
+from fedcohort.policies import DELTA, FedACS
 from fedcohort.signals.projection import Projection
 from fedcohort.simulate import Simulation, build, clients
 from fedcohort.simulate.clients import TensorVectors
@@ -26,6 +26,7 @@ def test_the_stored_matrix_gives_what_the_loops_give(kind):
     [
         (FedACS(), 0),
         (FedACS(reward="gradients"), (64 + 1) * 64 + (64 + 1) * 30 + (30 + 1) * 10),
+        (DELTA(local_variance=1.0), (64 + 1) * 64 + (64 + 1) * 30 + (30 + 1) * 10),
     ],
 )
 def test_gradients_are_charged_beside_the_updates(policy, values):

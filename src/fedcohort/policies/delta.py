@@ -8,6 +8,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.numerics.sampling import proportional_inclusion, systematic
+from fedcohort.options import NonNegative
 from fedcohort.policies.base import Array, Policy, register, scored, take, values_for
 from fedcohort.policies.readings import by_report, shares, sizes
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
@@ -35,6 +36,13 @@ class DELTA(Policy):
     from the mean update. Weights in the aggregate are shares of the data over the probability to be
     selected, so the expected aggregate is that of all available clients.
 
+    Parameters
+    ----------
+    local_variance : float, default=0.0
+        Above 0, the distance becomes sqrt(distance^2 + local_variance * spread^2), spread being
+        that of the gradients of a client's batches, and distances are between full gradients:
+        alpha_2 / alpha_1 of the paper. Simulations only.
+
     Notes
     -----
     Source: authors' code L3030/DELTA_FL (`reweight_prac`, beta 1), and the text submitted to ICLR.
@@ -44,12 +52,16 @@ class DELTA(Policy):
     Chosen here: cohorts are drawn systematically in random order, so that inclusion probabilities
     are exactly proportional (up to 1); the code draws one by one and weights by n / (N p). A
     probability is at least a hundredth of the uniform one, a distance at most 10 times the median.
-    The paper's second term, the spread of a client's own gradients, is left out.
     """
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"update_distance"}))
 
-    def __init__(self) -> None:
+    def __init__(self, local_variance: NonNegative = 0.0) -> None:
+        self.local_variance = local_variance
+        if local_variance:
+            reply = frozenset({"update_distance", "gradient_spread"})
+            self.needs = Needs(profile=frozenset({"num_examples"}), reply=reply)
+            self.signal_options = {"update_distance": {"insight_step": True}}
         self.state = DELTAState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
@@ -66,15 +78,24 @@ class DELTA(Policy):
         cohort, _ = by_report(round, outcome, signals, "update_distance")
         if not cohort:
             return
-        distance = signals.values("update_distance", cohort)
-        largest = _MAX_DISTANCE * max(float(np.median(distance)), 1e-300)
-        distance = np.minimum(distance, largest)
+        distance = _clipped(signals.values("update_distance", cohort))
+        if self.local_variance:
+            positions, spread = signals.read("gradient_spread", cohort)
+            squares = np.zeros(len(cohort))
+            squares[positions] = _clipped(spread) ** 2
+            distance = np.sqrt(distance**2 + self.local_variance * squares)
         importance = sizes(signals, cohort) * distance
         if not importance.sum() > 0:
             return
         before = values_for(self.state.probability, cohort, 1.0)
         after = np.maximum(importance / importance.sum() * before.sum(), _MIN_PROBABILITY)
         self.state.probability.update(zip(cohort, after.tolist(), strict=True))
+
+
+def _clipped(values: Array) -> Array:
+    if not len(values):
+        return values
+    return np.minimum(values, _MAX_DISTANCE * max(float(np.median(values)), 1e-300))
 
 
 def inverse_inclusion(share: Array, inclusion: Array) -> tuple[float, ...]:

@@ -70,6 +70,10 @@ class Clients:
         """Return the full-batch gradient of each client under the model."""
         raise self._cannot("gradients")
 
+    def gradient_spreads(self) -> NDArray[np.float64]:
+        """Return the root mean square distance of each client's batch gradients to their mean."""
+        raise self._cannot("gradient_spreads")
+
     def trained(self, fresh: bool = True) -> Vectors:
         """Return models after local training now, or (fresh=False) after each client's last."""
         raise self._cannot("trained")
@@ -324,6 +328,12 @@ def _model_sketch(clients: Clients, options: Options) -> NDArray[Any]:
 def _gradient_sketch(clients: Clients, options: Options) -> NDArray[Any]:
     """Projection of the full-batch gradient."""
     return clients.gradients().sketched(options)
+
+
+@register_signal("gradient_spread", when="reply", work="train", form=Numbers(low=0))
+def _gradient_spread(clients: Clients, options: Options) -> NDArray[np.float64]:
+    """Spread of the gradients of local batches around their mean."""
+    return clients.gradient_spreads()
 
 
 def update_distance(updates: ArrayLike) -> NDArray[np.float64]:

@@ -137,6 +137,18 @@ class SimulatedClients(Clients):
         """Return the full-batch gradients."""
         return TensorVectors(self.trainer.gradients(self.model, self._jobs(), self.data))
 
+    def gradient_spreads(self) -> NDArray[np.float64]:
+        """Return the spread of the gradients of each client's batches, in a random order."""
+        return np.array([self._gradient_spread(c) for c in self.ids])
+
+    def _gradient_spread(self, client: ClientId) -> float:
+        rng = stream(self.seed, "gradient spread", self.round_number, client)
+        order = rng.permutation(self.federation.parts[client])
+        size = self.trainer.training.batch_size
+        batches = [order[first : first + size] for first in range(0, len(order), size)]
+        rows = self.trainer.gradients(self.model, [Job(0, b) for b in batches], self.data)
+        return float((rows - rows.mean(dim=0)).double().square().sum(dim=1).mean().sqrt())
+
     def trained(self, fresh: bool = True) -> Vectors:
         """Return models after training on batches of their own, or those that clients hold."""
         if not fresh:

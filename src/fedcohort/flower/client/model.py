@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.client.answer import Asked
 from fedcohort.flower.wire import Flat
+from fedcohort.rounds import stream
 from fedcohort.signals.projection import Vectors
 from fedcohort.simulate.local import LocalTraining, Trainer, config_errors, first_dense, jobs
 
@@ -78,6 +79,17 @@ class Measured(Asked):
     def gradients(self) -> Vectors:
         """Return the full-batch gradient."""
         return Vectors(full_gradient(self.model, self.batches, self.sample_loss))
+
+    def gradient_spreads(self) -> NDArray[np.float64]:
+        """Return the spread of the gradients of the client's batches, in a random order."""
+        x, y = self.tensors
+        rng = stream(self.request.seed, "gradient spread", self.request.round, self.ids[0])
+        order = rng.permutation(len(y))
+        batches = batches_of(x[order], y[order], self.answers.device, self.local.batch_size)
+        loss = self.sample_loss
+        rows = np.stack([full_gradient(self.model, [batch], loss) for batch in batches])
+        distances = np.square(rows - rows.mean(axis=0), dtype=np.float64).sum(axis=1)
+        return np.array([np.sqrt(distances.mean())])
 
     def expected_durations(self) -> NDArray[np.float64]:
         """Return the seconds of a round's training: those of one batch, times the batches."""
