@@ -26,12 +26,19 @@ def sites(tmp_path, monkeypatch):
 def test_a_page_and_its_numbers(sites, tmp_path, capsys):
     assert invoke(["profile", *sites, "-o", "h.html", "--title", "Six [sites]"]) == 0
     assert "Six [sites]" in capsys.readouterr().out
-    assert invoke(["profile", ".", "-o", "h.html", "--force", "--format", "json"]) == 0
+    command = ["profile", ".", "-o", "h.html", "--force", "--cohort-size", "2"]
+    assert invoke([*command, "--format", "json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["page"], result["clients"]) == ("h.html", 6)
     numbers = json.loads((tmp_path / "h.json").read_text())
     assert numbers["clusters"] == 2
     assert [c["cluster"] for c in numbers["client"]] in ([0, 1] * 3, [1, 0] * 3)
+    assert numbers["plan"]["uniform"].keys() == {"2"}
+    page = unescape((tmp_path / "h.html").read_text("utf-8"))
+    assert numbers["plan"]["verdict"] in page
+    assert invoke(["profile", *sites, "-o", "none.html", "--cohort-size", "0"]) == 0
+    without = unescape((tmp_path / "none.html").read_text("utf-8"))
+    assert numbers["plan"]["verdict"] not in without
 
 
 SPEC = """
@@ -83,12 +90,3 @@ def test_mistakes(sites, arguments, message, capsys):
     shown = capsys.readouterr()
     assert message in shown.err
     assert shown.err.count("\n") == 1
-
-
-def test_the_page_says_what_choosing_cohorts_is_worth(sites, tmp_path):
-    assert invoke(["profile", *sites, "-o", "h.html", "--cohort-size", "2"]) == 0
-    told = json.loads((tmp_path / "h.json").read_text("utf-8"))["plan"]
-    assert told["uniform"].keys() == {"2"}
-    assert told["verdict"] in unescape((tmp_path / "h.html").read_text("utf-8"))
-    assert invoke(["profile", *sites, "-o", "none.html", "--cohort-size", "0"]) == 0
-    assert told["verdict"] not in unescape((tmp_path / "none.html").read_text("utf-8"))

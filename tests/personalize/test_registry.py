@@ -46,6 +46,10 @@ def test_what_goes_in_comes_out(registry, make):
     entry = registry.get("ann")
     assert entry.metadata == {"site": "north", "year": 2024}
     assert (entry.n, entry.privacy, entry.reference) == (200.0, None, None)
+    noisy = make(0.0).privatize(2.0, rng=np.random.default_rng(0))
+    registry.add("bob", noisy, model)  # beside an exact one
+    assert registry.sketch("bob") == noisy
+    assert registry.get("bob").privacy == "epsilon=2"
 
 
 @settings(max_examples=60)
@@ -80,14 +84,6 @@ def test_unlike_sketches_are_refused_and_told_apart(registry, make):
     registry.remove("ann")
     registry.add("bob", other, MODEL)  # an emptied registry is free again
     assert registry.spec == other.spec
-
-
-def test_private_and_exact_sketches_live_together(registry, make):
-    registry.add("ann", make(0.0), MODEL)
-    noisy = make(0.0).privatize(2.0, rng=np.random.default_rng(0))
-    registry.add("bob", noisy, MODEL)
-    assert registry.sketch("bob") == noisy
-    assert registry.get("bob").privacy == "epsilon=2"
 
 
 @pytest.mark.parametrize(

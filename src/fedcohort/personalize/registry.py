@@ -249,9 +249,11 @@ class Registry:
     def create(cls, path: str | os.PathLike[str]) -> Self:
         """Make a registry in a folder that is new, empty or as a killed `create` left it."""
         folder = Path(path)
-        if folder.exists() and not (folder.is_dir() and all(map(_is_leftover, folder.iterdir()))):
-            raise ConfigError(f"{folder} exists and is not an empty folder")
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder")
         folder.mkdir(parents=True, exist_ok=True)
+        if not all(path.name == LOCK or path.name.endswith(SUFFIX) for path in folder.iterdir()):
+            raise ConfigError(f"{folder} exists and is not an empty folder")
         with locked_folder(folder):
             remove_leftovers(folder)
             if (folder / FILE).exists():
@@ -445,11 +447,6 @@ class Registry:
         if value is not None and not isinstance(value, dict):
             raise DataError(f"{self.path}: its fact {name!r} is damaged")
         return value
-
-
-def _is_leftover(path: Path) -> bool:
-    """Whether a killed `Registry.create` may have left this."""
-    return path.name == LOCK or path.name.endswith(SUFFIX)
 
 
 def check_size(whose: str, sketch: RaceSketch) -> None:
