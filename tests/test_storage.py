@@ -151,22 +151,19 @@ def test_devices_and_links_are_written_to_and_stay(tmp_path):
         write_atomically(tmp_path, b"")
 
 
-@pytest.mark.parametrize(
-    "text", [".".join("a" * 50_000) + " = 1", "x = {" + ".".join("a" * 99) + "=1}"]
-)
-def test_toml_that_would_take_gigabytes_is_refused_before_it_is_parsed(tmp_path, text):
-    path = tmp_path / "x.toml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match="a key of more than 32 parts"):
-        read_toml(path)
-
-
 @pytest.mark.parametrize("content", [b"a = ", b"a = " + b"[" * 9999, b"\xff", b"#" * (1 << 23)])
 def test_toml_that_cannot_be_read_is_one_error(tmp_path, content):
     path = tmp_path / "x.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"x\.toml: "):
         read_toml(path)
+
+
+@pytest.mark.parametrize("text", [".".join("a" * 50_000), "x = {" + ".".join("a" * 99) + "=1}"])
+def test_toml_that_would_take_gigabytes_is_refused_before_it_is_parsed(tmp_path, text):
+    (tmp_path / "x.toml").write_text(text)
+    with pytest.raises(ConfigError, match="a key of more than 32 parts"):
+        read_toml(tmp_path / "x.toml")
 
 
 def test_nothing_is_unpickled_and_no_file_runs_code():

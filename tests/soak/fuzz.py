@@ -103,14 +103,9 @@ def run(name, seconds, count, seed=0):
             ours = [f for f in frames if "fedcohort" in f.filename and "soak" not in f.filename]
             place = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "?"
             kind = error if isinstance(error, str) else f"{type(error).__name__} at {place}"
-            line = {
-                "error": kind,
-                "message": str(error)[:200],
-                "trial": counts[TRIAL],
-                "seed": seed,
-            }
+            about = {"message": str(error)[:200], "trial": counts[TRIAL], "seed": seed}
             with log.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(json.dumps({"error": kind, **about}) + "\n")
 
         while first < count and (not first or time.monotonic() < began + seconds):
             trials = range(first, count)

@@ -73,14 +73,8 @@ def compare_arguments(inputs, folder):
 
 def rounds_of(folder):
     """The rounds of every run below a folder."""
-    out = {}
-    for path in sorted(folder.rglob("rounds.jsonl")):
-        out[str(path.relative_to(folder))] = path.read_text()
-    return out
-
-
-RUN = Job(CLI, run_arguments, rounds_of, write_experiment)
-COMPARE = Job(CLI, compare_arguments, rounds_of)
+    found = sorted(folder.rglob("rounds.jsonl"))
+    return {str(path.relative_to(folder)): path.read_text() for path in found}
 
 
 def write_clients(inputs):
@@ -113,31 +107,13 @@ def registry_of(folder):
     return entries, problems
 
 
-REGISTRY = Job(
-    CLI,
-    registry_arguments,
-    registry_of,
-    write_clients,
-    held=clients_of,
-    continues=False,
-)
-
-
-def account(folder):
+def ledger(folder):
     path = folder / "budget.json"
-    return json.loads(path.read_text())["spent"] if path.exists() else {"releases": 0}
-
-
-def payments(folder):
-    return set(range(times_paid(folder)))
+    return json.loads(path.read_text()) if path.exists() else {"spent": {"releases": 0}}
 
 
 def times_paid(folder):
-    return account(folder)["releases"]
-
-
-def undelivered(folder):
-    return json.loads((folder / "budget.json").read_text()).get("undelivered", [])
+    return ledger(folder)["spent"]["releases"]
 
 
 def write_records(inputs):
@@ -158,41 +134,28 @@ def sketches_of(folder):
     found = [RaceSketch.load(folder / "out" / name) for name in sorted(index)]
     strays = sorted(p.name for p in (folder / "out").iterdir() if p.name not in index)
     claims = [json.dumps(sketch.header()["release"], sort_keys=True) for sketch in found]
-    return index, claims, strays, account(folder), undelivered(folder)
+    return index, claims, strays, ledger(folder)["spent"], ledger(folder).get("undelivered", [])
 
 
 def sketches_delivered(folder):
     index = folder / "out" / "clients.json"
-    if not index.exists() or not (folder / "budget.json").exists() or undelivered(folder):
+    if not index.exists() or not times_paid(folder) or ledger(folder).get("undelivered"):
         return False
     return all((index.parent / name).exists() for name in json.loads(index.read_text()))
 
 
-SKETCH = Job(
-    CLI,
-    sketch_arguments,
-    sketches_of,
-    write_records,
-    held=payments,
-    paid=times_paid,
-    done=sketches_delivered,
-    continues=False,
-)
 TESTS = Path(__file__).resolve().parents[1]
 SERVER_SCRIPT = """
-import importlib.util, sys
+import runpy, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-spec = importlib.util.spec_from_file_location("flower_conftest", sys.argv[2] + "/conftest.py")
-helpers = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(helpers)
-Digits, identify_process = helpers.Digits, helpers.identify_process
+helpers = runpy.run_path(sys.argv[2] + "/conftest.py")
 import torch
 from flwr.serverapp.strategy import FedAdam
 from fedcohort.flower import CohortStrategy
 torch.set_num_threads(1)
-identify_process()
-digits = Digits()
+helpers["identify_process"]()
+digits = helpers["Digits"]()
 inner = FedAdam(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=0,
                 min_available_nodes=1)
 path = Path(sys.argv[1]) / "server.ckpt"
@@ -208,31 +171,27 @@ def server_of(folder):
     reports = [
         {k: v for k, v in report.items() if k not in times} for report in state.pop("history")
     ]
-    arrays = {"arrays": state["arrays"], "inner": state["inner"], "initial": state["initial"]}
-    ledger = state["session"]["ledger"]
-    return repr((reports, ledger)), repr_exact(arrays)
-
-
-def repr_exact(value):
-    """Return nested values with their arrays as bytes."""
-    if isinstance(value, dict):
-        return {k: repr_exact(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [repr_exact(v) for v in value]
-    return value.tobytes() if isinstance(value, np.ndarray) else repr(value)
-
-
-FLOWER = Job(
-    SERVER_SCRIPT,
-    lambda inputs, folder: [folder, TESTS / "flower"],
-    server_of,
-)
+    kept = {name: state[name] for name in ("arrays", "inner", "initial")}
+    kept["ledger"] = state["session"]["ledger"]
+    storage.save(folder / "result", {**kept, "reports": reports})
+    return (folder / "result").read_bytes()
 
 
 JOBS = {
-    "run": RUN,
-    "compare": COMPARE,
-    "sketch": SKETCH,
-    "registry": REGISTRY,
-    "flower": FLOWER,
+    "run": Job(CLI, run_arguments, rounds_of, write_experiment),
+    "compare": Job(CLI, compare_arguments, rounds_of),
+    "sketch": Job(
+        CLI,
+        sketch_arguments,
+        sketches_of,
+        write_records,
+        held=lambda folder: set(range(times_paid(folder))),
+        paid=times_paid,
+        done=sketches_delivered,
+        continues=False,
+    ),
+    "registry": Job(
+        CLI, registry_arguments, registry_of, write_clients, held=clients_of, continues=False
+    ),
+    "flower": Job(SERVER_SCRIPT, lambda inputs, folder: [folder, TESTS / "flower"], server_of),
 }

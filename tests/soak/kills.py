@@ -3,20 +3,16 @@
     python tests/soak/kills.py --seconds 60
     python tests/soak/kills.py --only run,registry --kills 100 --out result.json
 
-Each job is a process that can be started again after a kill: the command line (`run`, `compare`,
-`sketch` on a budget, `registry add`), and a Flower server with a checkpoint. Three kills in five
-come at a moment of danger: the process counts its opens, renames, removals and locks of files, its
-syncs (before and after) and its statements of SQLite, and ends itself with SIGKILL at a random one
-of them. One kill in five comes before a sync and also cuts the file to a random length between what
-was synced and what was written, as a power cut may. One kill in five comes at a random time. After
-one to four kills the job is left to finish. Then:
+Three kills in five come at a random moment of danger: an open, a rename, a removal, a lock, a sync
+(before and after) or a statement of SQLite. One in five comes before a sync and also cuts the file
+between what was synced and what was written. One in five comes at a random time. After one to four
+kills the job is left to finish. Then:
 
 - a difference: the result is not that of a calm run, or a temporary file is left;
 - a loss: something that was there before a kill (a client, a payment) is gone after it;
 - a double payment: a budget paid more than once for one release.
 
-A kill counts if the process was alive; one that came too late counts as missed. Processes are
-forked from one that has imported everything, so that a kill costs a fraction of a second.
+A kill that came after the end of the process counts as missed.
 """
 
 from __future__ import annotations

@@ -40,15 +40,18 @@ def python(code, *arguments, ok=True, drop=False, **environment):
     return done.stdout
 
 
-FULL = """
-import resource, signal, sys
+SKETCHED = """
+import sys
 import numpy as np
-from fedcohort import storage
-from fedcohort.exceptions import FedcohortError
-from fedcohort.personalize import Registry
 from fedcohort.sketch.race import RaceSketch
 sketch = RaceSketch.srp(dim=2, rows=4, bits=2)
 sketch.add(np.tile(np.eye(2), (5, 1)))
+"""
+FULL = """
+import resource, signal
+from fedcohort import storage
+from fedcohort.exceptions import FedcohortError
+from fedcohort.personalize import Registry
 storage.save("state", {"i": 1})
 with Registry.create("warm") as registry:
     registry.add("ann", sketch, {"w": np.zeros(10)})
@@ -68,7 +71,7 @@ with Registry.create("warm") as registry:
 
 def test_a_full_disk_leaves_what_was_there_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert python(FULL) == "refused\nrefused\n1 1 True\n"
+    assert python(SKETCHED + FULL) == "refused\nrefused\n1 1 True\n"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["state", "warm"]
 
 
@@ -78,15 +81,11 @@ def test_a_registry_that_cannot_be_written_is_read(tmp_path):
     folder = tmp_path / "warm"
     with Registry.create(folder) as registry:
         registry.add("ann", sketch, {"w": np.zeros(2)})
-        sketch.save(tmp_path / "new.sketch")
     for path in (folder / "registry.sqlite", folder):
         path.chmod(0o444 if path.is_file() else 0o555)
     code = """
-import sys
 from fedcohort.exceptions import DataError
 from fedcohort.personalize import Registry, check, nearest
-from fedcohort.sketch.race import RaceSketch
-sketch = RaceSketch.load(sys.argv[2])
 with Registry(sys.argv[1]) as registry:
     print(registry.db.read_only, nearest(registry, sketch)[0].client, check(registry))
     try:
@@ -94,7 +93,7 @@ with Registry(sys.argv[1]) as registry:
     except DataError as error:
         print("readonly" in str(error))
 """
-    out = python(code, folder, tmp_path / "new.sketch", drop=True)
+    out = python(SKETCHED + code, folder, drop=True)
     folder.chmod(0o755)
     if out.startswith("False"):
         pytest.skip("this user can write everywhere")
@@ -114,7 +113,7 @@ def test_locked_packages_install_on_the_first_release_of_every_supported_python(
 
 def test_the_core_needs_no_extra():
     """Sketch, compare, select and checkpoint with every optional package missing."""
-    code = """
+    missing = """
 import sys
 blocked = {"torch", "flwr", "ray", "pyarrow", "matplotlib", "altair", "safetensors",
            "pandas", "mlflow", "tensorboard"}
@@ -123,12 +122,12 @@ class Missing:
         if name.partition(".")[0] in blocked:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Missing())
-import numpy as np, tempfile
+"""
+    code = """
+import tempfile
 from fedcohort import POLICIES, Session, storage
-from fedcohort.sketch.race import RaceSketch, distance
+from fedcohort.sketch.race import distance
 from fedcohort.testing import drive
-sketch = RaceSketch.srp(dim=3, rows=5, bits=3)
-sketch.add(np.eye(3))
 assert distance(sketch, sketch) == 0
 with tempfile.TemporaryDirectory() as folder:
     for name in sorted(POLICIES):
@@ -139,7 +138,7 @@ with tempfile.TemporaryDirectory() as folder:
         storage.load(folder + "/x")
 print(len(POLICIES))
 """
-    assert int(python(code)) >= 12
+    assert int(python(missing + SKETCHED + code)) >= 12
 
 
 def test_a_read_only_installation_without_a_home_sketches(tmp_path):
@@ -150,21 +149,16 @@ def test_a_read_only_installation_without_a_home_sketches(tmp_path):
     for folder in folders:
         folder.chmod(0o555)
     code = """
-import sys
-sys.path.insert(0, sys.argv[1])
-import numpy as np, fedcohort
+import fedcohort
 assert fedcohort.__file__.startswith(sys.argv[1])
-from fedcohort.sketch.race import RaceSketch
-sketch = RaceSketch.srp(dim=3, rows=5, bits=3)
-sketch.add(np.eye(3))
 print(int(sketch.n))
 """
     nowhere = "/proc/none"  # which not even root can make
     home = {"HOME": nowhere, "XDG_CACHE_HOME": nowhere, "NUMBA_CACHE_DIR": ""}
-    out = python(code, tmp_path, drop=True, PYTHONPATH=str(tmp_path), **home)
+    out = python(SKETCHED + code, tmp_path, drop=True, PYTHONPATH=str(tmp_path), **home)
     for folder in folders:
         folder.chmod(0o755)
-    assert out == "3\n"
+    assert out == "10\n"
 
 
 SURROUNDED = """
