@@ -24,7 +24,7 @@ from modelstack.layers import Arena, Layer, Sink, Tape, Weighted, aten
 
 def gpu_kernels(x: Tensor) -> Any:
     """Return the Triton kernels of patches and LSTMs if the tensor is on a GPU, else None."""
-    if not (x.is_cuda and switches.triton_is_here()):
+    if not (x.is_cuda and switches.TRITON_IS_HERE):
         return None
     from modelstack import _triton
 
@@ -95,20 +95,20 @@ class Conv(Weighted):
             corner = (self.pad[2], self.pad[0])
             tape.append(partial(self.kernels.unfold, x, patches, self.stride, corner))
             return
-        x = self._padded(tape, x)
+        if any(self.pad):
+            inside, (x, inner) = x, self._padded(tape, "padded", x.shape)
+            tape.append(partial(inner.copy_, inside))
         windows = x.unfold(3, self.kernel[0], self.stride[0])
         windows = windows.unfold(4, self.kernel[1], self.stride[1])
         tape.append(partial(patches.copy_, windows.permute(0, 1, 5, 6, 2, 3, 4)))
 
-    def _padded(self, tape: Tape, x: Tensor) -> Tensor:
-        if not any(self.pad):
-            return x
+    def _padded(self, tape: Tape, use: str, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return zeros for images of this shape with padding, and the images inside."""
         left, right, top, bottom = self.pad
-        high, wide = x.shape[3:]
-        out = self.memory("padded", (*x.shape[:3], high + top + bottom, wide + left + right))
+        high, wide = shape[3:]
+        out = self.memory(use, (*shape[:3], high + top + bottom, wide + left + right))
         tape.append(out.zero_)  # other sizes of batch lie differently in the same memory
-        tape.append(partial(out[..., top : top + high, left : left + wide].copy_, x))
-        return out
+        return out, out[..., top : top + high, left : left + wide]
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
         flat = grad.flatten(2)
@@ -131,18 +131,17 @@ class Conv(Weighted):
             corner = (self.pad[2], self.pad[0])
             tape.append(partial(self.kernels.fold, patches, below, self.stride, corner))
             return
-        left, right, top, bottom = self.pad
-        high, wide = below.shape[3:]
-        shape = (*below.shape[:3], high + top + bottom, wide + left + right)
-        padded = self.memory("unpadded", shape) if any(self.pad) else below
-        tape.append(padded.zero_)
+        padded = inner = below
+        if any(self.pad):
+            padded, inner = self._padded(tape, "unpadded", below.shape)
+        else:
+            tape.append(below.zero_)
         for i in range(self.kernel[0]):
             for j in range(self.kernel[1]):
                 rows = slice(i, i + self.stride[0] * (self.output[1] - 1) + 1, self.stride[0])
                 columns = slice(j, j + self.stride[1] * (self.output[2] - 1) + 1, self.stride[1])
                 tape.append(partial(padded[..., rows, columns].add_, patches[:, :, i, j]))
         if any(self.pad):
-            inner = padded[..., top : top + high, left : left + wide]
             tape.append(partial(below.copy_, inner))
 
 

@@ -81,10 +81,9 @@ class LSTM(Weighted):
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         clients, steps, samples = x.shape[:3]
         self.x = x.flatten(1, 2)
-        weight_ih, self.weight_hh, bias_ih, bias_hh = (
+        self.weight_ih, self.weight_hh, bias_ih, bias_hh = (
             self.sink.params[at][:clients] for at in self.at
         )
-        self.weight_ih = weight_ih
         self.gates = self.memory("gates", (clients, steps, samples, 4 * self.hidden))
         shape = (clients, steps + 1, samples, self.hidden)
         self.h, self.c = self.memory("h", shape), self.memory("c", shape)
@@ -92,7 +91,7 @@ class LSTM(Weighted):
         bias = self.memory("bias", bias_ih.shape)
         flat = self.gates.flatten(1, 2)
         tape += [self.h[:, 0].zero_, self.c[:, 0].zero_]
-        self.multiply(tape, self.x, weight_ih.mT, flat)
+        self.multiply(tape, self.x, self.weight_ih.mT, flat)
         tape += [
             partial(torch.add, bias_ih, bias_hh, out=bias),
             partial(flat.add_, bias.unsqueeze(1)),

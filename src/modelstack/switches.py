@@ -10,7 +10,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,18 +20,13 @@ from modelstack.training import Unsupported
 
 FUSED = {"cuda"}  # devices that use the fused Triton layers; remove one to use PyTorch's kernels
 PRECISIONS = ("float32", "tf32")
+TRITON_IS_HERE = find_spec("triton") is not None
 _LOCKS: defaultdict[str, threading.RLock] = defaultdict(threading.RLock)  # one per generator
-
-
-@cache
-def triton_is_here() -> bool:
-    """Whether Triton is installed."""
-    return find_spec("triton") is not None
 
 
 def runs_triton(device: torch.device) -> bool:
     """Whether a device uses the fused Triton layers: a GPU needs the tensor cores of Ampere."""
-    if device.type not in FUSED or not triton_is_here():
+    if device.type not in FUSED or not TRITON_IS_HERE:
         return False
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 

@@ -114,11 +114,8 @@ class UnrolledLSTM(nn.Module):
     def _run(
         self, layer: int, steps: Tensor, h: Tensor, c: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        held, names = (
-            dict(self.named_parameters()),
-            ("weight_ih", "bias_ih", "weight_hh", "bias_hh"),
-        )
-        of_layer: Any = [held.get(f"{name}_l{layer}") for name in names]
+        names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
+        of_layer: Any = [getattr(self, f"{name}_l{layer}", None) for name in names]
         weight_ih, bias_ih, weight, bias = of_layer
         inputs, outputs = nn.functional.linear(steps, weight_ih, bias_ih), []
         for step in inputs.unbind(0):
