@@ -224,7 +224,7 @@ def left_out(suite, file):
     for (setting, variant), seeds in ran.items():
         if len(seeds) < len(every[setting, variant]):
             text += f" With seeds {enumerated([*map(str, seeds)])} only: {setting}: {variant}."
-    lines = []
+    settings = {}  # by what they lack
     for setting in dict.fromkeys(setting for setting, _ in every):
         variants = [variant for name, variant in every if name == setting]
         missing = [variant for variant in variants if (setting, variant) not in ran]
@@ -232,7 +232,8 @@ def left_out(suite, file):
             there = [variant for variant in variants if (setting, variant) in ran]
             listed = "; ".join(missing) if len(missing) <= len(there) else "all variants"
             listed += f" but {'; '.join(there)}" if 0 < len(there) < len(missing) else ""
-            lines.append(f"- {setting}: {listed}")
+            settings.setdefault(listed, []).append(setting)
+    lines = [f"- {'; '.join(names)}: {listed}" for listed, names in settings.items()]
     return "\n".join([f"{text} Not run:", "", *lines] if lines else [text]) + "\n"
 
 
