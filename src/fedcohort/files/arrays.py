@@ -10,7 +10,6 @@ import math
 import struct
 import sys
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,15 +20,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.files.source import Block, Place, Reading, Source, Want, decompressed, kind_of
+from fedcohort.files.source import (
+    MISSING,
+    Block,
+    Place,
+    Reading,
+    Source,
+    Want,
+    decompressed,
+    kind_of,
+    reading,
+)
 from fedcohort.sketch.hashing import MAX_DIM
 from fedcohort.storage import read_npy_header
 
 MAX_NAME = 4096  # bytes of a client's name in an array
 IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-# What zipfile and gzip raise on a damaged file; ValueError is that of a header.
-PACKED = (zlib.error, zipfile.BadZipFile, struct.error)
-BROKEN = (OSError, EOFError, ValueError, TypeError, RuntimeError, *PACKED)
 
 
 class ArraySource(Source):
@@ -53,14 +59,14 @@ class ArraySource(Source):
         """Yield arrays (n, dim) of the dtype that the file has."""
         self.reading.clear()
         for part in self._parts:
-            yield from part.blocks(self._want, self.reading)
+            yield from part.blocks(self.reading)
 
 
 class _Part:
     """The arrays of one file that are wanted: vectors, labels, clients."""
 
     def __init__(self, path: Path, want: Want) -> None:
-        self.path = path
+        self.path, self._want = path, want
         arrays, columns = arrays_in(path), [str(column) for column in want.columns]
         if kind_of(path) != "npz" and (columns or want.label or want.by):
             raise ConfigError(f"{path}: one array has no names; put several into an .npz file")
@@ -92,46 +98,36 @@ class _Part:
             if extra.dtype.itemsize > MAX_NAME:
                 raise extra.refused("too long for names of clients")
 
-    def blocks(self, want: Want, reading: Reading) -> Iterator[Block]:
-        size = want.rows_for(self.dim)
+    def blocks(self, told: Reading) -> Iterator[Block]:
+        size = self._want.rows_for(self.dim)
         streams = [array.blocks(size) for array in self.vectors]
         labels = None if self.label is None else self.label.blocks(size)
         clients = None if self.by is None else self.by.blocks(size)
         for first in range(0, self.rows, size):
-            x = _side_by_side([next(stream) for stream in streams])
+            flat = [part.reshape(len(part), -1) for part in map(next, streams)]
+            x: NDArray[Any] = np.ascontiguousarray(np.concatenate(flat, axis=1))
             y = None if labels is None else next(labels).astype(np.int64)
             ids = None if clients is None else _texts(next(clients), self.path)
-            x, keep = _without_nan(x, Place(str(self.path), first), want)
-            reading.count(keep, want.label, y)
+            keep = self._complete(x, Place(str(self.path), first))
+            told.count(keep, self._want.label, y)
             if not keep.all():
-                reading.missing["values"] += int(len(keep) - keep.sum())
+                told.missing["values"] += int(len(keep) - keep.sum())
                 x, y = x[keep], None if y is None else y[keep]
                 ids = None if ids is None else ids[keep]
             yield Block(x, y, ids)
         for stream in filter(None, (*streams, labels, clients)):
             next(stream, None)  # to its very end, where checksums are
 
-
-def _without_nan(x: NDArray[Any], place: Place, want: Want) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Deal with NaN in vectors; return them and which rows to keep."""
-    keep = np.ones(len(x), bool)
-    if x.dtype.kind != "f" or np.isfinite(x).all():
-        return x, keep
-    for row, column in np.argwhere(np.isinf(x))[:1]:
-        raise DataError(f"{place.path}: column {column}, row {place.first + row}: inf")
-    missing = np.isnan(x)
-    if want.nulls == "error":
-        row, column = np.argwhere(missing)[0]
-        raise place.missing(str(column), int(row))
-    return x, ~missing.any(axis=1)
-
-
-def _side_by_side(parts: list[NDArray[Any]]) -> NDArray[Any]:
-    flat = [
-        np.ascontiguousarray(part.reshape(len(part), -1), part.dtype.newbyteorder("="))
-        for part in parts
-    ]
-    return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
+    def _complete(self, x: NDArray[Any], place: Place) -> NDArray[np.bool_]:
+        """Return which rows have no missing number."""
+        if x.dtype.kind != "f" or np.isfinite(x).all():
+            return np.ones(len(x), bool)
+        for wrong, why in ((np.isinf(x), "inf"), (np.isnan(x), MISSING)):
+            if wrong.any() and (why == "inf" or self._want.nulls == "error"):
+                column = int(wrong.any(axis=0).argmax())
+                raise place.error(column, wrong[:, column], why)
+        present: NDArray[np.bool_] = ~np.isnan(x).any(axis=1)
+        return present
 
 
 def _texts(ids: NDArray[Any], path: Path) -> NDArray[np.object_]:
@@ -172,15 +168,16 @@ class ArrayFile:
         size = math.prod(self.shape) * self.dtype.itemsize
         if self.dtype.hasobject or size > limit:
             raise self.refused(f"at most {limit} bytes of numbers or text are read")
-        whole = list(self.blocks(max(1, self.shape[0] if self.shape else 1)))
+        whole = list(self.blocks(max((1, *self.shape[:1]))))
         return whole[0] if whole else np.empty(self.shape, self.dtype)
 
     def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
         """Yield the array, `rows` rows at a time."""
+        length = self.shape[0] if self.shape else 1
         if kind_of(self.path) == "npy":
             order: Literal["C", "F"] = "F" if self.fortran else "C"
-            for first in range(0, self.shape[0], rows):
-                with _reading(self.where):
+            for first in range(0, length, rows):
+                with reading(self.where):
                     # Mapped anew each time, so that pages already read need not stay in memory.
                     mapped: NDArray[Any] = np.memmap(
                         self.path, self.dtype, "r", self.start, self.shape, order
@@ -190,9 +187,8 @@ class ArrayFile:
             return
         if self.fortran and len(self.shape) > 1:
             raise DataError(f"{self.where}: stored by columns; save np.ascontiguousarray(...)")
-        length = self.shape[0] if self.shape else 1
         size = math.prod(self.shape[1:]) * self.dtype.itemsize
-        with _reading(self.where), self._opened() as file:
+        with reading(self.where), self._opened() as file:
             _exactly(file, self.start)
             for first in range(0, length, rows):
                 count = min(rows, length - first)
@@ -213,26 +209,20 @@ class ArrayFile:
 
 def arrays_in(path: Path) -> dict[str, ArrayFile]:
     """Return the arrays of a file by name; the only one of an NPY or IDX file is called ''."""
-    arrays: dict[str, ArrayFile] = {}
-    with _reading(str(path)):
-        if kind_of(path) == "npz":
-            with zipfile.ZipFile(path) as archive:
-                for name in archive.namelist():
-                    if name.endswith(".npy"):
-                        arrays[name[:-4]] = _member(path, archive, name)
-        else:
-            arrays[""] = _npy(path) if kind_of(path) == "npy" else _idx(path)
+    with reading(path):
+        if kind_of(path) == "idx":
+            return {"": _idx(path)}
+        if kind_of(path) == "npy":
+            with path.open("rb") as file:
+                return {"": _npy(path, file, path.stat().st_size)}
+        arrays: dict[str, ArrayFile] = {}
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                if member.filename.endswith(".npy"):
+                    with archive.open(member) as inside:
+                        array = _npy(path, inside, member.file_size, member.filename)
+                    arrays[member.filename[:-4]] = array
     return arrays
-
-
-@contextmanager
-def _reading(where: str) -> Iterator[None]:
-    try:
-        yield
-    except DataError:
-        raise
-    except BROKEN as error:
-        raise DataError(f"{where}: cannot be read: {error or 'it ends too early'}") from None
 
 
 def _exactly(file: IO[bytes], size: int) -> bytes:
@@ -242,14 +232,12 @@ def _exactly(file: IO[bytes], size: int) -> bytes:
     return data
 
 
-def _npy(path: Path) -> ArrayFile:
-    with path.open("rb") as file:
-        header = read_npy_header(file)
-    if not header.shape:
-        raise ValueError("it holds a single number")
-    if header.dtype.hasobject or header.start + header.size != path.stat().st_size:
-        raise ValueError(f"its header claims {header.size} bytes of {header.dtype}")
-    return ArrayFile(path, header.shape, header.dtype, header.start, fortran=header.fortran)
+def _npy(path: Path, file: IO[bytes], size: int, member: str = "") -> ArrayFile:
+    header = read_npy_header(file)
+    array = ArrayFile(path, header.shape, header.dtype, header.start, member, header.fortran)
+    if not header.dtype.hasobject and header.start + header.size != size:
+        raise array.refused(f"its header promises {header.size:,} bytes of a file of {size:,}")
+    return array
 
 
 def _idx(path: Path) -> ArrayFile:
@@ -259,12 +247,3 @@ def _idx(path: Path) -> ArrayFile:
             raise ValueError("it does not begin as an IDX file does")
         shape = struct.unpack(f">{axes}I", _exactly(file, 4 * axes))
     return ArrayFile(path, shape, np.dtype(IDX_TYPES[kind]), 4 + 4 * axes)
-
-
-def _member(path: Path, archive: zipfile.ZipFile, name: str) -> ArrayFile:
-    with archive.open(name) as file:
-        header = read_npy_header(file)
-    size = archive.getinfo(name).file_size
-    if not header.dtype.hasobject and header.size != size - header.start:
-        raise ValueError(f"{name} claims {header.dtype} of shape {header.shape} in {size} bytes")
-    return ArrayFile(path, header.shape, header.dtype, header.start, name, header.fortran)

@@ -4,7 +4,7 @@ A Parquet or Arrow file of a few kilobytes can hold a page of a billion zeros, o
 each of a million rows. PyArrow finds out while it reads, and its own access to these numbers ends
 the process on a damaged file. So the headers of all pages (Parquet, in Thrift's compact protocol)
 and batches (Arrow, in FlatBuffers) are decoded here. They bind PyArrow, too: it unpacks no more
-than they say.
+than they say. What a damaged header raises, `source.reading` names.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import numpy as np
 
 from fedcohort.exceptions import DataError
 
-MAX_UNPACKED = 1 << 30  # bytes of a batch, or of a column's row group; or 10 times the file
+MAX_UNPACKED = 1 << 30  # bytes of a batch, of a column's row group, or of all sheets
 MAX_TEXTS = 1 << 28  # bytes of texts that are stored by what differs, unpacked at a time
 BYTE_ARRAY, DELTA_BYTE_ARRAY = 6, 7  # Parquet's codes of a type and of an encoding
-DAMAGED = (LookupError, TypeError, ValueError, AttributeError, RecursionError, struct.error)
 
 
 def parquet_plan(path: Path, columns: Sequence[str], rows: int) -> tuple[int, list[str]]:
@@ -33,49 +32,42 @@ def parquet_plan(path: Path, columns: Sequence[str], rows: int) -> tuple[int, li
     """
     texts = set[str]()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            length, magic = struct.unpack("<I4s", data[-8:])
-            if magic != b"PAR1" or length > len(data) - 8:
-                raise ValueError("the footer is encrypted or damaged")
-            for group in _Thrift(data, len(data) - 8 - length).struct()[4]:
-                for chunk in (column[3] for column in group[1]):
-                    kind, encodings, names = (chunk[i] for i in (1, 2, 3))
-                    name = names[0].decode()
-                    if name not in columns:
-                        continue
-                    unpacked = _pages(data, chunk)
-                    if kind == BYTE_ARRAY and DELTA_BYTE_ARRAY in encodings:
-                        rows = max(1, min(rows, MAX_TEXTS // max(1, unpacked)))
-                    elif kind == BYTE_ARRAY:
-                        texts.add(".".join(part.decode() for part in names))
-                    _check(path, f"column {name!r}", unpacked, len(data))
-        except DataError:
-            raise
-        except DAMAGED:
-            raise DataError(f"{path}: cannot be read: a header in it is damaged") from None
+        length, magic = struct.unpack("<I4s", data[-8:])
+        if magic != b"PAR1" or length > len(data) - 8:
+            raise ValueError("the footer is encrypted or damaged")
+        for group in _Thrift(data, len(data) - 8 - length).struct()[4]:
+            for chunk in (column[3] for column in group[1]):
+                kind, encodings, names = (chunk[i] for i in (1, 2, 3))
+                name = names[0].decode()
+                if name not in columns:
+                    continue
+                unpacked = _pages(data, chunk)
+                if kind == BYTE_ARRAY and DELTA_BYTE_ARRAY in encodings:
+                    rows = max(1, min(rows, MAX_TEXTS // max(1, unpacked)))
+                elif kind == BYTE_ARRAY:
+                    texts.add(".".join(part.decode() for part in names))
+                check_unpacked(path, f"column {name!r}", unpacked)
     return rows, sorted(texts)
 
 
 def check_arrow(path: Path, messages: Any) -> None:
     """Refuse an Arrow file by its messages, as `pyarrow.ipc.MessageReader` gives them."""
-    size = path.stat().st_size
     for message in messages:
         if message.type not in ("record batch", "dictionary"):
             continue
-        try:
-            unpacked, values = _batch(message.metadata.to_pybytes(), message.body)
-        except DAMAGED:
-            raise DataError(f"{path}: cannot be read: a header in it is damaged") from None
+        unpacked, values = _batch(message.metadata.to_pybytes(), message.body)
         if values > 8 * unpacked:  # the fewest bits that a value takes
             raise DataError(f"{path}: {values:,} rows in {unpacked:,} bytes hold no values")
-        _check(path, "a batch", unpacked, size)
+        check_unpacked(path, "a batch", unpacked)
 
 
-def _check(path: Path, what: str, unpacked: int, size: int) -> None:
+def check_unpacked(path: Path, what: str, unpacked: int) -> None:
+    """Refuse what takes more than `MAX_UNPACKED` bytes, and more than 10 times the whole file."""
+    size = path.stat().st_size
     if unpacked > max(MAX_UNPACKED, 10 * size):
         raise DataError(
             f"{path}: {what} unpacks {size:,} bytes of file to {unpacked:,}; write it again in "
-            "smaller row groups or batches"
+            "smaller row groups, batches or files"
         )
 
 

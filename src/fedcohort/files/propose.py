@@ -26,7 +26,6 @@ from fedcohort.files.columns import FACTORS, Column
 from fedcohort.files.source import (
     IDENTIFIER,
     NULL_VALUES,
-    TABLES,
     Source,
     Want,
     find_files,
@@ -34,7 +33,7 @@ from fedcohort.files.source import (
     open_source,
 )
 from fedcohort.files.spec import Limits, SketchSpec
-from fedcohort.files.tables import Table, open_table
+from fedcohort.files.tables import FORMATS, Table, open_table
 from fedcohort.options import parse_options
 from fedcohort.privacy.budget import BudgetLedger
 from fedcohort.privacy.quantiles import (
@@ -197,7 +196,7 @@ def propose_spec(
 def first_table(path: Path, want: Want) -> Table:
     """Open the first file of a table or of a folder of tables."""
     file = find_files(path)[0]
-    if kind_of(file) not in TABLES:
+    if kind_of(file) not in FORMATS:
         raise ConfigError(f"{file}: a spec is for tables, not for {kind_of(file)} files")
     table = open_table(file, path, want)
     table.names  # noqa: B018 - says what is wrong with the file

@@ -6,16 +6,16 @@ import atexit
 import gzip
 import re
 import shutil
+import struct
 import sys
 import tempfile
 import urllib.request
-import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.exceptions import ConfigError, DataError, FedcohortError
 from fedcohort.files.columns import Column, SiteColumn
 
 Nulls = Literal["error", "drop"]
@@ -47,11 +47,14 @@ ENDINGS = {
     "idx": r"[.-]idx\d?(-ubyte)?(\.gz)?",
     "text": r"\.(txt|text)(\.gz)?",
 }
-TABLES = ("parquet", "csv", "arrow", "json", "xlsx", "sqlite")
 _ENDING = re.compile(f"(?:{'|'.join(f'(?P<{k}>{ending})' for k, ending in ENDINGS.items())})$")
 READABLE = (
     ".csv, .tsv, .data, .parquet, .arrow, .feather, .jsonl, .xlsx, .sqlite, .npy, .npz, IDX "
     "(-idx3-ubyte, .idx) or .txt"
+)
+MISSING = (
+    "the value is missing (null or NaN); choose --nulls drop, leave the column out, or use a spec, "
+    "which marks it"
 )
 PANDAS = 'python -c \'import pandas; pandas.{}("FILE").to_parquet("data.parquet")\''
 CONVERSIONS = {
@@ -309,7 +312,7 @@ def local_copy(data: str) -> Path:
     folder = tempfile.mkdtemp(prefix="fedcohort-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     copy = Path(folder, "stdin.csv" if data == "-" else Path(url.path).name)
-    try:
+    with reading(data):
         if data == "-":
             with copy.open("wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file)
@@ -320,8 +323,6 @@ def local_copy(data: str) -> Path:
             import pyarrow.fs
 
             pyarrow.fs.copy_files(data, str(copy))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{data}: cannot be read: {error}") from None
     return copy
 
 
@@ -330,13 +331,13 @@ def open_files(files: Sequence[Any], root: Path, want: Want, skip: int = 0) -> S
     kind = kind_of(files[0]) if isinstance(files[0], Path) else "table"
     if kind == "text":
         return TextSource(files[skip:], want)
-    if kind in (*TABLES, "table"):
-        from fedcohort.files.table_source import TableSource
+    if kind in ("npy", "npz", "idx"):
+        from fedcohort.files.arrays import ArraySource
 
-        return TableSource(files, root, want, skip)
-    from fedcohort.files.arrays import ArraySource
+        return ArraySource(files, want, skip)
+    from fedcohort.files.table_source import TableSource
 
-    return ArraySource(files, want, skip)
+    return TableSource(files, root, want, skip)
 
 
 def kind_of(path: Path) -> str | None:
@@ -381,12 +382,26 @@ class Place(NamedTuple):
     path: str
     first: int
 
-    def missing(self, column: str, row: int) -> DataError:
-        """Say where a value is missing and what can be done."""
-        return DataError(
-            f"{self.path}: column {column}, row {self.first + row}: the value is missing (null or "
-            "NaN); choose --nulls drop, leave the column out, or use a spec, which marks it"
-        )
+    def error(self, column: str | int, wrong: NDArray[np.bool_], why: str = MISSING) -> DataError:
+        """Name the first row that is wrong."""
+        row = self.first + int(np.argmax(wrong))
+        return DataError(f"{self.path}: column {column!r}, row {row}: {why}")
+
+
+@contextmanager
+def reading(where: Any) -> Iterator[None]:
+    """Turn what a damaged file raises into a DataError; every parser has errors of its own."""
+    try:
+        yield
+    except FedcohortError:
+        raise
+    except UnicodeDecodeError:
+        raise DataError(f"{where}: cannot be read: a name or a text in it is not UTF-8") from None
+    except (LookupError, TypeError, AttributeError, struct.error):
+        raise DataError(f"{where}: cannot be read: a header in it is damaged") from None
+    except Exception as error:
+        why = str(error)[:300] or "it ends too early"
+        raise DataError(f"{where}: cannot be read: {why}") from None
 
 
 @contextmanager
@@ -416,16 +431,16 @@ class TextSource(Source):
 
 
 def _lines(path: Path) -> Iterator[str]:
-    number = 0
-    try:
-        with decompressed(path) as file:
-            while line := file.readline(MAX_LINE + 1):
-                number += 1
-                if len(line) > MAX_LINE:
-                    raise DataError(f"{path}: line {number} is longer than {MAX_LINE} bytes")
-                if text := line.decode("utf-8").strip():
-                    yield text
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: line {number} is not UTF-8 text") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
+    with reading(path), decompressed(path) as file:
+        for number in count(1):
+            line = file.readline(MAX_LINE + 1)
+            if not line:
+                return
+            if len(line) > MAX_LINE:
+                raise DataError(f"{path}: line {number} is longer than {MAX_LINE} bytes")
+            try:
+                text = line.decode("utf-8").strip()
+            except UnicodeDecodeError:
+                raise DataError(f"{path}: line {number} is not UTF-8 text") from None
+            if text:
+                yield text

@@ -51,6 +51,12 @@ REMEDY = {
 AS_WRITTEN = ("by", "person", "boolean", "category", "ordered", "date", "text")
 APART = 2**-0.5  # two one-hot vectors times this are 1 apart
 TRUTHS = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
+PART_OF: dict[str, Callable[[Any], Any]] = {  # numbers from 0
+    "yearday": lambda stamps: pc.subtract(pc.day_of_year(stamps), 1),
+    "month": lambda stamps: pc.subtract(pc.month(stamps), 1),
+    "weekday": pc.day_of_week,
+    "hour": pc.hour,
+}
 
 
 class TableSource(Source):
@@ -192,7 +198,7 @@ class TableSource(Source):
         """Refuse missing values, or count those whose rows are dropped."""
         if not present.all():
             if self._want.nulls == "error":
-                raise place.missing(repr(name), int(np.argmin(present)))
+                raise place.error(name, ~present)
             self.reading.missing[name] += int((~present).sum())
         return present.copy()
 
@@ -211,13 +217,10 @@ def labels(column: Any, name: str, place: Place) -> tuple[NDArray[np.int64], Boo
     values = floats(column)
     present = ~np.isnan(values)
     values = np.where(present, values, 0)
-    whole = (values == np.floor(values)) & (values >= 0) & (values < 2**53)
-    if not whole.all():
-        row = int(np.argmin(whole))
-        raise DataError(
-            f"{place.path}: column {name!r}, row {place.first + row}: label {values[row]:g}; "
-            "labels must be whole numbers from 0"
-        )
+    wrong = (values != np.floor(values)) | (values < 0) | (values >= MAX_WHOLE)
+    if wrong.any():
+        first = values[wrong.argmax()]
+        raise place.error(name, wrong, f"label {first:g}; labels must be whole numbers from 0")
     return values.astype(np.int64), present
 
 
@@ -254,7 +257,13 @@ def encode(
     for column, array in zip(columns, arrays, strict=True):
         part = _at_site(column, array, place, want)
         parts.append(part)
-        keep &= _settle(column, part, place, reading)
+        if part.missing.any():
+            reading.missing[column.name] += int(part.missing.sum())
+            if column.missing == "error":
+                raise place.error(column.name, part.missing)
+            part.values[np.isnan(part.values)] = 0.0
+            if column.missing == "drop":
+                keep &= ~part.missing
         reading.look_at(column, part.order[~part.missing])
         stop = start + part.values.shape[1]
         with np.errstate(over="ignore"):
@@ -283,26 +292,16 @@ def _at_site(column: Column, array: Any, place: Place, want: Want) -> Encoded:
     return KINDS[column.kind](column, array, place, markers)
 
 
-def _settle(column: Column, part: Encoded, place: Place, reading: Reading) -> Bools | bool:
-    """Deal with missing values in place; return which records to keep."""
-    if not part.missing.any():
-        return True
-    reading.missing[column.name] += int(part.missing.sum())
-    if column.missing == "error":
-        raise place.missing(repr(column.name), int(np.argmax(part.missing)))
-    part.values[np.isnan(part.values)] = 0.0
-    return ~part.missing if column.missing == "drop" else True
-
-
 def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
     is_text = kind_of_type(array.type) == "text"
     try:
         raw = floats(texts(array, markers) if is_text else array).copy()
     except pa.lib.ArrowInvalid as error:
         raise DataError(f"{place.path}: column {column.name!r}: not a number: {error}") from None
-    for marker in _numeric(tuple(markers)):
-        raw[raw == marker] = np.nan
-    _refuse_infinite(raw, column, place, "inf")
+    for marker in markers:
+        with suppress(ValueError):
+            raw[raw == float(marker)] = np.nan
+    _refuse_infinite(raw[:, None], column, place, "inf")
     return _scaled(raw, column)
 
 
@@ -313,19 +312,9 @@ def _scaled(raw: Floats, column: Column) -> Encoded:
 
 
 def _refuse_infinite(raw: NDArray[Any], column: Column, place: Place, problem: str) -> None:
-    infinite = np.isinf(raw.reshape(len(raw), -1)).any(axis=1)
+    infinite = np.isinf(raw).any(axis=1)
     if infinite.any():
-        row = place.first + int(np.argmax(infinite))
-        raise DataError(f"{place.path}: column {column.name!r}, row {row}: {problem}")
-
-
-@lru_cache(maxsize=64)
-def _numeric(markers: tuple[str, ...]) -> tuple[float, ...]:
-    numbers = []
-    for marker in markers:
-        with suppress(ValueError):
-            numbers.append(float(marker))
-    return tuple(number for number in numbers if np.isfinite(number))
+        raise place.error(column.name, infinite, problem)
 
 
 def floats(array: Any) -> Floats:
@@ -379,12 +368,9 @@ def _codes(
     codes[missing] = -1
     unknown = (codes < 0) & ~missing
     if column is not None and place is not None and unknown.any():
-        row = int(np.argmax(unknown))
+        first = plain[int(np.argmax(unknown))].as_py()
         allowed = ", ".join(column.levels) or "true, false, yes, no, 1, 0"
-        raise DataError(
-            f"{place.path}: column {column.name!r}, row {place.first + row}: "
-            f"{plain[row].as_py()!r} is not one of {allowed}"
-        )
+        raise place.error(column.name, unknown, f"{first!r} is not one of {allowed}")
     return codes, missing
 
 
@@ -433,12 +419,12 @@ def _date(column: Column, array: Any, place: Place, markers: Sequence[str]) -> E
     values = np.zeros((len(array), 2 * len(column.parts)))
     order = np.zeros(len(array))
     for i, part in enumerate(column.parts):
-        place_in = _part(stamps, part)
-        angle = 2 * np.pi * place_in / PERIODS[part]
+        number = PART_OF[part](stamps).fill_null(0).to_numpy(zero_copy_only=False).astype(float)
+        angle = 2 * np.pi * number / PERIODS[part]
         values[:, 2 * i] = np.where(missing, 0.0, np.cos(angle) / 2)
         values[:, 2 * i + 1] = np.where(missing, 0.0, np.sin(angle) / 2)
         if i == 0:
-            order = place_in
+            order = number
     return Encoded(values, missing, order)
 
 
@@ -456,17 +442,6 @@ def _timestamps(column: Column, array: Any, place: Place, markers: Sequence[str]
         raise DataError(
             f"{place.path}: column {column.name!r}: a date is not written as {written}: {error}"
         ) from None
-
-
-def _part(stamps: Any, part: str) -> Floats:
-    number = {
-        "yearday": lambda s: pc.subtract(pc.day_of_year(s), 1),
-        "month": lambda s: pc.subtract(pc.month(s), 1),
-        "weekday": pc.day_of_week,
-        "hour": pc.hour,
-    }[part](stamps)
-    values: Floats = number.fill_null(0).to_numpy(zero_copy_only=False).astype(float)
-    return values
 
 
 def _text(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:

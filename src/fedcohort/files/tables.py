@@ -31,9 +31,9 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from fedcohort.exceptions import ConfigError, DataError, FedcohortError
-from fedcohort.files.bombs import check_arrow, parquet_plan
-from fedcohort.files.source import CsvOptions, Want, kind_of
+from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.files.bombs import check_arrow, check_unpacked, parquet_plan
+from fedcohort.files.source import CsvOptions, Want, kind_of, reading
 
 Kind = Literal["whole", "number", "text", "date", "empty", "other"]
 Forced = Mapping[str, Literal["text", "number"]]
@@ -42,53 +42,17 @@ BUFFER = 1 << 16
 MAX_WHOLE = 2.0**53  # from here on, fractions do not hold every whole number
 FIRST_ROWS = 1000  # of a sheet or a query, to tell the types
 MAX_BATCH = 1 << 26  # bytes of text that a batch may take when its dictionaries are unpacked
-MAX_SHEETS = 1 << 30  # bytes of an unpacked .xlsx file
 HEAD = 1 << 16  # bytes of a CSV file that show how it is written
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 DELIMITERS = (",", ";", "\t", "|")
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
-@contextmanager
-def reading(path: Any, names: Sequence[str] = ()) -> Iterator[None]:
-    """Turn what a damaged file raises into a DataError; `names` are its columns."""
-    try:
-        yield
-    except (DataError, ConfigError):
-        raise
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: cannot be read: a name or a text in it is not UTF-8") from None
-    except (pa.lib.ArrowException, OSError, EOFError, SystemError, MemoryError) as error:
-        raise DataError(f"{path}: cannot be read: {_plain(str(error), names)[:300]}") from None
-
-
-def _plain(message: str, names: Sequence[str]) -> str:
-    """Name the column of a CSV file that PyArrow counts, and say what can be done."""
-    match = re.match(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error", message)
-    if match is None or int(match[1]) >= len(names):
-        return message
-    where = f"column {names[int(match[1])]!r}" + (f", line {match[2]}" if match[2] else "")
-    if "UTF8" in message:
-        return f"{where}: not UTF-8; name the encoding, such as --csv encoding=cp1252"
-    value = re.search(r"invalid value '(.*)'", message, re.S)
-    if value is None:
-        return f"{where}: {message}"
-    return f"{where}: {value[1]!r} is not a number; name markers of missing values by --null-values"
-
-
 def open_table(data: Any, root: Path, want: Want) -> Table:
     """Open a file below `root`, an object with ``__arrow_c_stream__``, or a connection."""
-    if not isinstance(data, Path):
-        return (QueryTable if hasattr(data, "cursor") else MemoryTable)(data, root, want)
-    kinds: dict[str | None, type[Table]] = {
-        "parquet": ParquetTable,
-        "csv": CsvTable,
-        "arrow": ArrowTable,
-        "json": JsonTable,
-        "xlsx": SheetTable,
-        "sqlite": SqliteTable,
-    }
-    return kinds[kind_of(data)](data, root, want)
+    if isinstance(data, Path):
+        return FORMATS[str(kind_of(data))](data, root, want)
+    return (QueryTable if hasattr(data, "cursor") else MemoryTable)(data, root, want)
 
 
 class Table:
@@ -158,10 +122,9 @@ class Table:
         Where the first lines tell the type of a column, it may be forced: a number may have
         fractions later on, and a text is read as it is written.
         """
-        forced = forced or {}
         inside = [c for c in columns if c in self.inside]
-        with reading(self.where, self.schema.names):
-            for batch in self._stream(inside, rows, forced):
+        with reading(self.where):
+            for batch in self._stream(inside, rows, forced or {}):
                 batch.validate(full=True)  # offsets and indexes of a damaged file lead anywhere
                 for part in _within_memory(batch, rows):
                     arrays = [
@@ -212,15 +175,27 @@ class CsvTable(Table):
         return self._open({}, None).schema
 
     def _stream(self, columns: list[str], rows: int, forced: Forced) -> Any:
-        types = {"text": pa.string(), "number": pa.float64()}
-        return self._open(
-            {
-                c: types[forced[c]]
-                for c in columns
-                if forced.get(c) == "text"
-                or (c in forced and not pa.types.is_boolean(self.schema.field(c).type))
-            },
-            columns,
+        types = {c: pa.string() for c in columns if forced.get(c) == "text"}
+        for c in columns:
+            if forced.get(c) == "number" and not pa.types.is_boolean(self.schema.field(c).type):
+                types[c] = pa.float64()
+        try:
+            yield from self._open(types, columns)
+        except pa.ArrowInvalid as error:
+            raise DataError(f"{self.where}: cannot be read: {self._plain(str(error))}") from None
+
+    def _plain(self, message: str) -> str:
+        """Name the column that PyArrow counts, and say what can be done."""
+        match = re.match(r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error", message)
+        if match is None or int(match[1]) >= len(self.schema.names):
+            return message[:300]
+        column = self.schema.names[int(match[1])]
+        where = f"column {column!r}" + (f", line {match[2]}" if match[2] else "")
+        if "UTF8" in message:
+            return f"{where}: not UTF-8; name the encoding, such as --csv encoding=cp1252"
+        value = re.sub(r".*invalid value '(.*)'.*", r"\1", message, flags=re.S)[:300]
+        return (
+            f"{where}: {value!r} is not a number; name markers of missing values by --null-values"
         )
 
     def _open(self, types: dict[str, Any], columns: list[str] | None) -> Any:
@@ -438,19 +413,14 @@ class RowsTable(Table):
         raise DataError(f"{self.where}: no rows")
 
     def _stream(self, columns: list[str] | None, rows: int, forced: Forced) -> Any:
-        try:
-            with self._rows() as values:
-                names = ["" if name is None else str(name) for name in next(values, ())]
-                wanted = names if columns is None else columns
-                places = range(len(names)) if columns is None else map(names.index, columns)
-                pairs = [(place, forced.get(names[place]) == "text") for place in places]
-                while some := list(islice(values, rows)):
-                    arrays = [_array([row[i] for row in some], text) for i, text in pairs]
-                    yield pa.RecordBatch.from_arrays(arrays, names=wanted)
-        except FedcohortError:
-            raise
-        except Exception as error:  # every parser and every driver has errors of its own
-            raise DataError(f"{self.where}: cannot be read: {error}") from None
+        with self._rows() as values:
+            names = ["" if name is None else str(name) for name in next(values, ())]
+            wanted = names if columns is None else columns
+            places = range(len(names)) if columns is None else map(names.index, columns)
+            pairs = [(place, forced.get(names[place]) == "text") for place in places]
+            while some := list(islice(values, rows)):
+                arrays = [_array([row[i] for row in some], text) for i, text in pairs]
+                yield pa.RecordBatch.from_arrays(arrays, names=wanted)
 
 
 def _array(values: list[Any], as_text: bool) -> Any:
@@ -476,8 +446,8 @@ class SheetTable(RowsTable):
         from openpyxl import load_workbook
 
         with zipfile.ZipFile(self.path) as archive:
-            if (size := sum(member.file_size for member in archive.infolist())) > MAX_SHEETS:
-                raise DataError(f"{self.where}: {size:,} bytes unpacked are too many; use CSV")
+            unpacked = sum(member.file_size for member in archive.infolist())
+            check_unpacked(self.path, "the workbook", unpacked)
         with closing(load_workbook(self.path, read_only=True, data_only=True)) as book:
             sheet = _choice(self.where, "sheets", book.sheetnames, self._want.table)
             rows = book[sheet].iter_rows(values_only=True)
@@ -519,6 +489,16 @@ class SqliteTable(QueryTable):
         name = _choice(self.where, "tables", [row[0] for row in listed], self._want.table)
         quoted = name.replace('"', '""')
         return f'SELECT * FROM "{quoted}"'
+
+
+FORMATS: dict[str, type[Table]] = {
+    "parquet": ParquetTable,
+    "csv": CsvTable,
+    "arrow": ArrowTable,
+    "json": JsonTable,
+    "xlsx": SheetTable,
+    "sqlite": SqliteTable,
+}
 
 
 def _choice(where: str, what: str, names: Sequence[str], wanted: str | None) -> str:
