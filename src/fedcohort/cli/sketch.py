@@ -32,55 +32,44 @@ if TYPE_CHECKING:
 DATA, HOW, PRIVACY = "What to read", "How to sketch", "Privacy"
 FILES = "CSV, Parquet, Arrow, JSON Lines, Excel or SQLite file, a folder of one kind, or a URL"
 
+
+def option(help: str, *names: str, panel: str = DATA, **more: Any) -> Any:
+    """Return an option of a panel of the help."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
 ForceOption = Annotated[
     bool,
     typer.Option("--force", help="Replace files that exist; an input is never replaced."),
 ]
 NullValuesOption = Annotated[
     str | None,
-    typer.Option(
-        help="Comma-separated markers of missing values, besides ?, NA and the empty text.",
-        rich_help_panel=DATA,
-    ),
+    option("Comma-separated markers of missing values, besides ?, NA and the empty text."),
 ]
 CsvOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "CSV: delimiter, decimal, encoding (such as cp1252) or header (true or false; without "
+        "one, columns are c1, c2, ...), where they are not detected. May be repeated.",
         "--csv",
         metavar="KEY=VALUE",
-        help="CSV: delimiter, decimal, encoding (such as cp1252) or header (true or false; without "
-        "one, columns are c1, c2, ...), where they are not detected. May be repeated.",
-        rich_help_panel=DATA,
     ),
 ]
 TableOption = Annotated[
     str | None,
-    typer.Option(
-        help="The sheet of an Excel file; the table, or a SELECT, of a SQLite file [the only one].",
-        rich_help_panel=DATA,
-    ),
+    option("The sheet of an Excel file; the table, or a SELECT, of a SQLite file [the only one]."),
 ]
 SiteOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="How this site writes the columns of the spec: names, codes, dates, units.",
-        rich_help_panel=DATA,
-    ),
+    Path | None, option("How this site writes the columns of the spec: names, codes, dates, units.")
 ]
 BudgetOption = Annotated[
     Path | None,
-    typer.Option(
-        help="Ledger that adds up private releases and refuses more than the budget.",
-        rich_help_panel=PRIVACY,
-    ),
+    option("Ledger that adds up private releases and refuses more than the budget.", panel=PRIVACY),
 ]
 BudgetEpsilonOption = Annotated[
-    float | None,
-    typer.Option(help="Budget of a new ledger, over all its releases.", rich_help_panel=PRIVACY),
+    float | None, option("Budget of a new ledger, over all its releases.", panel=PRIVACY)
 ]
-BudgetDeltaOption = Annotated[
-    float, typer.Option(help="Delta of that budget.", rich_help_panel=PRIVACY)
-]
+BudgetDeltaOption = Annotated[float, option("Delta of that budget.", panel=PRIVACY)]
 
 
 def command(
@@ -91,54 +80,39 @@ def command(
     out: Annotated[Path, typer.Option("--out", "-o", help="Sketch file; with --by, a folder.")],
     spec: Annotated[
         Path | None,
-        typer.Option(
-            help="How all sites make their sketches; see fedcohort spec init.", rich_help_panel=HOW
-        ),
+        option("How all sites make their sketches; see fedcohort spec init.", panel=HOW),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Without a spec, any key of its [sketch] and [privacy], such as rows=100, "
+        option(
+            "Without a spec, any key of its [sketch] and [privacy], such as rows=100, "
             "seed=1, hash=pstable, center=0.5, ngrams=[1,3], explain=0.5. May be repeated.",
-            rich_help_panel=HOW,
+            "--set",
+            panel=HOW,
+            metavar="KEY=VALUE",
         ),
     ] = None,
     columns: Annotated[
         str | None,
-        typer.Option(
-            help="Comma-separated columns or patterns (p*) [all columns of numbers].",
-            rich_help_panel=HOW,
-        ),
+        option("Comma-separated columns or patterns (p*) [all columns of numbers].", panel=HOW),
     ] = None,
-    text: Annotated[
-        str | None,
-        typer.Option(help="Column of texts.", rich_help_panel=HOW),
-    ] = None,
+    text: Annotated[str | None, option("Column of texts.", panel=HOW)] = None,
     label: Annotated[
-        str | None,
-        typer.Option(help="Column of classes from 0, hashed as well.", rich_help_panel=HOW),
+        str | None, option("Column of classes from 0, hashed as well.", panel=HOW)
     ] = None,
     classes: Annotated[
-        int | None,
-        typer.Option(help="How many classes there are at all sites.", rich_help_panel=HOW),
+        int | None, option("How many classes there are at all sites.", panel=HOW)
     ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option(help="Column with the client: one sketch per client.", rich_help_panel=DATA),
-    ] = None,
+    by: Annotated[str | None, option("Column with the client: one sketch per client.")] = None,
     site: SiteOption = None,
     nulls: Annotated[
-        Literal["error", "drop"],
-        typer.Option(help="A missing value: stop, or drop its row.", rich_help_panel=DATA),
+        Literal["error", "drop"], option("A missing value: stop, or drop its row.")
     ] = "error",
     null_values: NullValuesOption = None,
     csv: CsvOption = None,
     table: TableOption = None,
     epsilon: Annotated[
-        float | None,
-        typer.Option(help="Add noise that protects single records.", rich_help_panel=PRIVACY),
+        float | None, option("Add noise that protects single records.", panel=PRIVACY)
     ] = None,
     budget: BudgetOption = None,
     budget_epsilon: BudgetEpsilonOption = None,
@@ -158,7 +132,7 @@ def command(
     from fedcohort.analysis.verdict import few
     from fedcohort.files.sketching import Publisher, sketch_clients
     from fedcohort.files.source import Want, kind_of, local_copy, open_source
-    from fedcohort.files.spec import load_spec, spec_from_settings, want_at_site
+    from fedcohort.files.spec import load_spec, spec_from_settings
 
     if spec is not None:
         options: dict[str, Any] = {"--set": settings, "--columns": columns, "--text": text}
@@ -181,8 +155,7 @@ def command(
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
     many = by is not None
     publisher = Publisher(out, Path(data), recipe.release, ledger, many=many, force=force)
-    want = recipe.want(Want(by=by, nulls=nulls, csv=csv_options(csv), table=table))
-    want = want if site is None else want_at_site(site, want)
+    want = recipe.want(Want(by=by, nulls=nulls, csv=csv_options(csv), table=table), site)
     path = local_copy(data)
     source = open_source(path, want)
     empty = recipe.empty_sketch(source)
@@ -201,15 +174,14 @@ def command(
         else:
             each = iter(sketch_folder(path, want, empty, on_rows, source.reading).items())
         each = _looked_at(each, empty.origin, problems)
-        if by is None:
-            ((_, sketch),) = each
-            publisher.write(sketch)
-        else:
-            publisher.write_all(each)
-    messages = [*source.reading.warnings(), *problems]
-    if by is not None:
-        listed = (f"{few(clients)}: {message}" for message, clients in problems.items())
-        messages = [*source.reading.warnings(), *listed]
+        publisher.write(each)
+    messages = [
+        *source.reading.warnings(),
+        *(
+            f"{few(clients)}: {message}" if many else message
+            for message, clients in problems.items()
+        ),
+    ]
     _report(publisher, source.reading, messages, format)
 
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, console, plain, show_facts, show_json
+from fedcohort.cli.common import (
+    Format,
+    FormatOption,
+    console,
+    plain,
+    show_facts,
+    show_json,
+    show_table,
+)
 from fedcohort.cli.sketch import ForceOption
 from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches
 from fedcohort.progress import watched
@@ -159,36 +167,31 @@ def explain(
 
 def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool, shares: Any) -> None:
     """Print what differs, what cannot be judged, and which share of the records shows."""
-    from rich.table import Table
-    from rich.text import Text
-
     from fedcohort.analysis.verdict import with_hint
+    from fedcohort.report.tables import Cell, Column, cells
 
-    table = Table(title="Columns that differ", title_justify="left", header_style="bold")
-    for head in ("compared", "column", "chance", "differs", "what"):
-        table.add_column(head)
-    unknown: dict[str, str] = {}
-    for compared, gaps in compared_gaps.items():
-        for gap in sorted(gaps, key=lambda g: g.chance):
-            if gap.unknown:
-                unknown.setdefault(gap.column, gap.unknown)
-            if gap.marked or all_columns:
-                what = with_hint(gap) if gap.marked else gap.unknown
-                table.add_row(
-                    Text(plain(compared)),
-                    Text(plain(gap.column)),
-                    f"{gap.chance:.1g}",
-                    gap.answer,
-                    Text(plain(what)),
-                )
-    if table.row_count:
-        console().print(table)
+    def what(row: tuple[str, ColumnGap]) -> Cell:
+        return Cell(with_hint(row[1]) if row[1].marked else row[1].unknown)
+
+    by_chance = {n: sorted(gaps, key=lambda g: g.chance) for n, gaps in compared_gaps.items()}
+    rows = [(name, gap) for name, gaps in by_chance.items() for gap in gaps]
+    unknown = {gap.column: gap.unknown for _, gap in rows if gap.unknown}
+    shown = [(name, gap) for name, gap in rows if gap.marked or all_columns]
+    columns = [
+        Column("compared", lambda row: Cell(row[0]), number=False),
+        Column("column", lambda row: Cell(row[1].column), number=False),
+        Column("chance", lambda row: Cell(f"{row[1].chance:.1g}")),
+        Column("differs", lambda row: Cell(row[1].answer), number=False),
+        Column("what", what, number=False, wraps=True),
+    ]
+    if shown:
+        show_table(cells(shown, columns), "Columns that differ")
     for column, remedy in unknown.items():
         typer.echo(plain(f"Cannot tell whether {column} differs: {remedy}."))
     if shares.min() == 1:
         typer.echo("Cannot tell: of so few records, or under so much noise, no difference shows.")
         return
-    if not table.row_count and not unknown:
+    if not shown and not unknown:
         typer.echo("No column differs by more than chance explains.")
     least, most = f"{shares.min():.0%}", f"{shares.max():.0%}"
     share = least if least == most else f"{least} to {most}, depending on the site,"

@@ -22,6 +22,7 @@ from fedcohort.cli.sketch import (
     TableOption,
     csv_options,
     open_ledger,
+    option,
     split,
 )
 from fedcohort.exceptions import ConfigError, DataError
@@ -44,16 +45,16 @@ def init(
     table: TableOption = None,
     bounds: Annotated[
         str | None,
-        typer.Option(
-            help="Public ranges of the columns to estimate, such as age=0:120,chol=50:600.",
-            rich_help_panel=PRIVACY,
+        option(
+            "Public ranges of the columns to estimate, such as age=0:120,chol=50:600.",
+            panel=PRIVACY,
         ),
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(
-            help="Estimate centers and scales privately, with this budget for all of them.",
-            rich_help_panel=PRIVACY,
+        option(
+            "Estimate centers and scales privately, with this budget for all of them.",
+            panel=PRIVACY,
         ),
     ] = None,
     budget: BudgetOption = None,
@@ -71,12 +72,7 @@ def init(
 
     Example: `fedcohort spec init data.csv -o heart.toml --bounds age=0:120 --epsilon 0.5`
     """
-    from fedcohort.files.propose import (
-        Estimate,
-        estimated_constants,
-        propose_spec,
-        read_bounds,
-    )
+    from fedcohort.files.propose import Estimate, estimated_constants, propose_spec, read_bounds
     from fedcohort.files.sketching import check_output
     from fedcohort.files.source import NULL_VALUES, Want, local_copy
     from fedcohort.storage import write_atomically
@@ -120,11 +116,10 @@ def check(
     """
     from fedcohort.files.propose import check_data
     from fedcohort.files.source import Want, local_copy
-    from fedcohort.files.spec import load_spec, want_at_site
+    from fedcohort.files.spec import load_spec
 
     recipe = load_spec(spec)
-    want = recipe.want(Want(csv=csv_options(csv), table=table))
-    want = want if site is None else want_at_site(site, want)
+    want = recipe.want(Want(csv=csv_options(csv), table=table), site)
     fit = check_data(local_copy(data), want, recipe)
     if format is Format.json:
         show_json(fit)

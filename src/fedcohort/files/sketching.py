@@ -14,6 +14,7 @@ import shutil
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -193,7 +194,7 @@ class Publisher:
     ) -> None:
         if ledger is not None and release.epsilon is None:
             raise ConfigError("--budget needs --epsilon: exact sketches are not a private release")
-        self.out, self.release, self.ledger = out, release, ledger
+        self.out, self.release, self.ledger, self._many = out, release, ledger, many
         self.written: list[Written] = []
         self.last: RaceSketch | None = None
         folder = out if many else out.parent
@@ -210,14 +211,18 @@ class Publisher:
                 "another one, or add --force to replace them all"
             )
 
-    def write(self, sketch: RaceSketch) -> None:
-        """Make one sketch private if asked for, and save it."""
-        request, contents = self._contents([(self.out.stem, sketch)])
-        for client, content in contents:
-            self._save(self.out, self.out, client, content)
-        self._deliver(request)
+    def write(self, sketches: Iterable[tuple[str, RaceSketch]]) -> None:
+        """Make sketches private if asked for, and save them, or the only one as a file."""
+        if self._many:
+            with self._paid(sketches) as contents:
+                self._write_set(contents)
+            return
+        ((_, sketch),) = sketches
+        with self._paid([(self.out.stem, sketch)]) as contents:
+            for client, content in contents:
+                self._save(self.out, self.out, client, content)
 
-    def write_all(self, sketches: Iterable[tuple[str, RaceSketch]]) -> None:
+    def _write_set(self, contents: Iterable[tuple[str, bytes]]) -> None:
         """Write the sketches of all clients and the index that says whose they are.
 
         They are written aside and put in place together, so that a folder never holds a mixture
@@ -227,7 +232,6 @@ class Publisher:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         try:
-            request, contents = self._contents(sketches)
             for client, content in contents:
                 index[name := names.of(client)] = client
                 self._save(staging / name, self.out / name, client, content)
@@ -239,7 +243,6 @@ class Publisher:
                 os.replace(staging / name, self.out / name)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-        self._deliver(request)
 
     def _present(self) -> list[Path]:
         return [*self.out.glob("*.sketch"), *self.out.glob(INDEX)]
@@ -250,15 +253,16 @@ class Publisher:
         noise = signal_to_noise(sketch)
         self.written.append(Written(client, str(final), sketch.n, len(content), noise))
 
-    def _contents(
+    @contextmanager
+    def _paid(
         self, sketches: Iterable[tuple[str, RaceSketch]]
-    ) -> tuple[str, Iterable[tuple[str, bytes]]]:
-        """Return the bytes that leave by client, and the request by which they were paid for."""
+    ) -> Iterator[Iterable[tuple[str, bytes]]]:
+        """Give the bytes that leave by client; when they are in place, the ledger forgets them."""
         release, ledger = self.release, self.ledger
-        if release.epsilon is None:
-            return "", ((client, sketch.to_bytes()) for client, sketch in sketches)
         if ledger is None:
-            return "", ((client, release.private(sketch).to_bytes()) for client, sketch in sketches)
+            noisy = ((c, s if release.epsilon is None else release.private(s)) for c, s in sketches)
+            yield ((client, sketch.to_bytes()) for client, sketch in noisy)
+            return
         exact = [(client, sketch.to_bytes()) for client, sketch in sketches]
 
         def make() -> bytes:
@@ -271,12 +275,8 @@ class Publisher:
             digest.update(hashlib.blake2b(content).digest())
         costs = release.costs(RaceSketch.from_bytes(exact[0][1]))
         stored = json.loads(ledger.charge_and_store(costs, make, request=digest.hexdigest()))
-        clients = (client for client, _ in exact)
-        return digest.hexdigest(), zip(clients, map(b64decode, stored), strict=True)
-
-    def _deliver(self, request: str) -> None:
-        if self.ledger is not None and request:
-            self.ledger.delivered(request)
+        yield zip((client for client, _ in exact), map(b64decode, stored), strict=True)
+        ledger.delivered(digest.hexdigest())
 
 
 def load_sketch(path: Path) -> RaceSketch:

@@ -166,16 +166,20 @@ class SketchSpec:
         text = json.dumps(asdict(replace(self, limits={})), sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def want(self, read: Want | None = None) -> Want:
-        """Return what to read of a site's data; `read` says how its files are read."""
-        return replace(
-            read or Want(),
+    def want(self, read: Want, site: Path | None = None) -> Want:
+        """Return what to read of a site's data.
+
+        `read` says how its files are read, the TOML file `site` how the site writes its columns.
+        """
+        want = replace(
+            read,
             columns=self.columns,
             text=self.text,
             label=self.label.column,
             null_values=(*NULL_VALUES, *self.null_values),
             person=self.person,
         )
+        return want if site is None else _want_at_site(site, want)
 
     def empty_sketch(self, source: Source) -> RaceSketch:
         """Return the sketch that all sites with this spec begin with.
@@ -190,17 +194,16 @@ class SketchSpec:
         center, scale = self.hash.center, self.hash.scale
         if (center, scale) != (0, 1):
             source.columns = tuple(replace(c, center=center, scale=scale) for c in source.columns)
-        size, (rows, bits) = self.hash, self._size(source)
+        size, (rows, bits), step = self.hash, self._size(source), self._transform(source)
+        buckets = size.buckets or 1 << bits
         if size.hash == "minhash":
             ngrams: Any = size.ngrams
             tokens = Tokenizer(size.analyzer, ngrams)
-            empty = RaceSketch.minhash(rows, size.buckets or 1 << bits, size.seed, tokens)
+            empty = RaceSketch.minhash(rows, buckets, size.seed, tokens)
         elif size.hash == "srp":
-            step = self._transform(source)
             empty = RaceSketch.srp(source.dim, rows, bits, size.seed, transform=step)
         else:
             width = 2.0 if size.width is None else size.width
-            step, buckets = self._transform(source), size.buckets or 1 << bits
             empty = RaceSketch.pstable(source.dim, rows, width, buckets, size.seed, step)
         if source.form == "vectors":
             empty.columns = tuple(column.spec() for column in source.columns)
@@ -261,7 +264,7 @@ def load_spec(path: Path) -> SketchSpec:
         return spec_from(content)
 
 
-def want_at_site(path: Path, want: Want) -> Want:
+def _want_at_site(path: Path, want: Want) -> Want:
     """Read how a site writes the columns that a spec wants, from a TOML file."""
     names = [c.name for c in want.columns if isinstance(c, Column)]
     names += [name for name in (want.label, want.person) if name is not None]
