@@ -107,7 +107,7 @@ def test_the_stated_error_of_a_quartile_holds():
     """300 quartiles of 4,000 uniform values: at most 5% (and 3 standard deviations) are off."""
     rng = np.random.default_rng(3)
     counts = np.bincount(rng.integers(0, CELLS, 4000), minlength=CELLS)
-    most = quartile_error(1, 0.2, "add-remove")
+    most = quartile_error(1, 0.2)
     misses = quantile_misses(counts, 1, 4) / 4
     off = [misses[private_quantile(counts, 1, 4, 0.1, rng=rng)] > most for _ in range(300)]
     assert np.mean(off) <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 300)

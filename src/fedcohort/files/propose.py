@@ -80,7 +80,7 @@ class Estimate(NamedTuple):
 
     def claim(self) -> str:
         """Say in one line what was spent, for what, and what is public."""
-        off = quartile_error(len(self.bounds), self.epsilon, "add-remove")
+        off = quartile_error(len(self.bounds), self.epsilon)
         return (
             f"epsilon={self.epsilon:g} for adding or removing one record was spent on the centers "
             f"and scales of {', '.join(self.bounds)}; public: their bounds. A quartile is off by "
@@ -118,7 +118,7 @@ def estimated_constants(
 
     Until the block has ended without an error, the same request returns them without paying again.
     """
-    price = constants_release(len(estimate.bounds), estimate.epsilon, "add-remove")
+    price = constants_release(len(estimate.bounds), estimate.epsilon)
     counts = _cell_counts(path, estimate, want)
 
     def make() -> bytes:

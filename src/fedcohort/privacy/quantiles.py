@@ -96,20 +96,17 @@ def private_constants(
     counts: Ints,
     bounds: Sequence[tuple[float, float]],
     epsilon: float,
-    neighbors: Neighbors = "add-remove",
     rng: np.random.Generator | None = None,
 ) -> list[Constants]:
     """Estimate a center and a scale per column: the middle and the distance of its quartiles.
 
     `counts` are the values per cell of each column, (columns, cells), `bounds` its public range.
-    Each quartile gets an equal part of epsilon.
+    Each quartile gets an equal part of epsilon, for a record that is added or removed.
     """
     part = epsilon / (len(QUARTILES) * len(counts))
     estimates = []
     for column, (low, high) in zip(counts, bounds, strict=True):
-        first, third = sorted(
-            private_quantile(column, a, b, part, neighbors, rng) for a, b in QUARTILES
-        )
+        first, third = sorted(private_quantile(column, *q, part, rng=rng) for q in QUARTILES)
         cell = (high - low) / len(column)
         center = low + cell * (first + third + 1) / 2
         spread = cell * (third - first) / NORMAL_IQR
@@ -117,7 +114,7 @@ def private_constants(
     return estimates
 
 
-def constants_release(columns: int, epsilon: float, neighbors: Neighbors) -> Release:
+def constants_release(columns: int, epsilon: float) -> Release:
     """Return what `private_constants` of so many columns costs, for the budget.
 
     A draw with epsilon is epsilon^2 / 2 zero-concentrated (Bun and Steinke 2016); the costs of the
@@ -125,12 +122,12 @@ def constants_release(columns: int, epsilon: float, neighbors: Neighbors) -> Rel
     """
     draws = len(QUARTILES) * columns
     rho = draws * (epsilon / draws) ** 2 / 2
-    return Release("exponential", epsilon, 0.0, neighbors, "private", 0.0, 0.0, rho)
+    return Release("exponential", epsilon, 0.0, "add-remove", "private", 0.0, 0.0, rho)
 
 
-def quartile_error(columns: int, epsilon: float, neighbors: Neighbors) -> int:
+def quartile_error(columns: int, epsilon: float) -> int:
     """Bound by how many records a quartile is off, for 95 of 100; a public number."""
     part = epsilon / (len(QUARTILES) * columns)
     a, b = QUARTILES[0]
-    s = miss_sensitivity(a, b, neighbors)
+    s = miss_sensitivity(a, b, "add-remove")
     return math.ceil(2 * s * math.log(CELLS / 0.05) / (part * b))
