@@ -19,7 +19,6 @@ ODD = [
 ]
 LENGTHS = [2**31 - 1, 2**31, 2**40 - 1, 2**62, 2**63 - 1, 2**64, -1]
 WORDS = [b"\x00", b"\xff", b"\xff\xfe", b"[" * 5000, b"{", b"'", b'"', b"\n", b"-", b"9" * 500]
-SIZES = [0, 1, 2**7, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**64 - 1]
 INTEGERS = [struct.Struct(order + width) for order in "<>" for width in "BHIQ"]
 
 
@@ -52,7 +51,9 @@ def damaged_bytes(data: bytes, rng: Random) -> bytes:
                 out[at:at] = rng.choice(WORDS)
             case 5:
                 form = rng.choice(INTEGERS)
-                new = form.pack(rng.choice(SIZES) & ((1 << 8 * form.size) - 1))
+                new = form.pack(
+                    rng.choice([0, 1, 2**7, 2**15, *LENGTHS]) & ((1 << 8 * form.size) - 1)
+                )
                 out[at : at + len(new)] = new
             case 6:
                 out[at:at] = out[at : at + rng.randrange(1, 200)]
@@ -111,10 +112,7 @@ def damaged_lines(data: bytes, rng: Random) -> bytes:
     """JSON lines: one of them."""
     lines = data.split(b"\n")
     at = rng.randrange(max(1, len(lines) - 1))
-    try:
-        lines[at] = damaged_document(lines[at], rng)
-    except (ValueError, RecursionError):
-        lines[at] = damaged_bytes(lines[at], rng)
+    lines[at] = damaged_document(lines[at], rng)
     return b"\n".join(lines)
 
 
