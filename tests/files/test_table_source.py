@@ -110,8 +110,11 @@ def table(request, tmp_path):
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 100])
 def test_numbers_labels_and_clients(table, batch_rows):
-    want = Want(columns=("b", "ok"), label="a", by="who", batch_rows=batch_rows)
-    blocks = list(open_source(table, want).blocks())
+    source = open_source(
+        table, Want(columns=("b", "ok"), label="a", by="who", batch_rows=batch_rows)
+    )
+    blocks = list(source.blocks())
+    assert any("no row has label 0" in line for line in source.reading.warnings())
     wanted = [TABLE[c].to_numpy().astype(float) for c in ("b", "ok")]
     assert np.array_equal(np.concatenate([b.x for b in blocks]), np.stack(wanted, axis=1))
     assert np.concatenate([b.y for b in blocks]).tolist() == [1, 2, 3, 4, 5]
@@ -184,12 +187,6 @@ def test_a_missing_label_or_client(column):
 def test_labels_are_whole_numbers_from_zero(label):
     with pytest.raises(DataError, match=r"column 'y', row 0: label .* whole numbers from 0"):
         rows(pa.table({"a": [1.0, 2.0], "y": label}), columns=("a",), label="y")
-
-
-def test_labels_from_1_are_said_to_leave_class_0_empty():
-    source = open_source(TABLE, Want(columns=("b",), label="a"))
-    list(source.blocks())
-    assert any("label 0" in line for line in source.reading.warnings())
 
 
 def test_what_cannot_be_used_is_named_with_its_type(path):

@@ -114,9 +114,10 @@ def merge(
 
     Example: `fedcohort merge site-*.sketch -o all.sketch`
     """
-    from fedcohort.files.sketching import check_output, load_alike, sketch_files
+    from fedcohort.files.sketching import check_output, load_alike, load_sketch, sketch_files
 
-    check_output(out, [p for p in sketch_files(sketches) if not _merged(p)], force)
+    files = sketch_files(sketches)
+    check_output(out, [f for f in files if not load_sketch(f).origin.get("merged")], force)
     total: RaceSketch | None = None
     parts = 0
     for path, sketch in load_alike(sketches):
@@ -213,12 +214,6 @@ def _named(
     for message in messages:
         typer.echo(f"warning: {plain(message)}", err=True)
     return names, few
-
-
-def _merged(path: Path) -> bool:
-    from fedcohort.files.sketching import load_sketch
-
-    return bool(load_sketch(path).origin.get("merged"))
 
 
 def load_several(paths: Sequence[Path], what: str) -> tuple[list[Path], list[RaceSketch]]:
