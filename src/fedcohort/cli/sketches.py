@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -239,20 +240,20 @@ def _errors(sketches: Sequence[RaceSketch], kind: str) -> Matrix:
     return errors
 
 
-def _show_matrix(names: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> None:
+def _show_matrix(names: Sequence[str], texts: Sequence[Sequence[str]], kind: str) -> None:
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    table = Table(title=f"{kind} distance", title_justify="left", header_style="bold")
-    table.add_column("", justify="right")
-    table.add_column("client", no_wrap=True)
-    for number in range(1, len(names) + 1):
-        table.add_column(str(number), justify="right", no_wrap=True)
-    for number, (name, cells) in enumerate(zip(names, rows, strict=True), 1):
-        table.add_row(str(number), Text(plain(name)), *cells)
-    out = console()
-    needed = Console(width=1 << 20).measure(table).maximum
+    from fedcohort.report.tables import UNLIMITED, Cell, Column, cells, fit_table
+
+    numbers = range(1, len(names) + 1)
+    rows = [
+        [Cell(str(number)), Cell(plain(name)), *map(Cell, own)]
+        for number, name, own in zip(numbers, names, texts, strict=True)
+    ]
+    heads = ["", "client", *map(str, numbers)]
+    columns = [Column(head, itemgetter(i), number=i != 1) for i, head in enumerate(heads)]
+    table = fit_table(cells(rows, columns), f"{kind} distance", UNLIMITED)
+    out, needed = console(), Console(width=UNLIMITED).measure(table).maximum
     if needed > out.width:
         if out.is_terminal:
             typer.echo(f"{len(names)} clients are wide; see also --format json", err=True)
