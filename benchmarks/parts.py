@@ -158,6 +158,7 @@ def _row(
     """What a result file says of a seed."""
     accuracy = history.accuracy
     sent = np.cumsum([r.bytes_up + r.bytes_down for r in history.rounds])
+    hours = np.cumsum([r.working for r in history.rounds]) / 3600
     rounds = [rounds_to_target(accuracy, target) for target in part.targets]
     by_client, step = client_accuracy(simulation, index), part.curve_step
     tenth = np.sort(by_client)[: max(1, len(by_client) // 10)]
@@ -173,6 +174,7 @@ def _row(
         "rounds_to": rounds,
         "bytes_to": [None if r is None else int(sent[r - 1]) for r in rounds],
         "seconds_to": [None if r is None else history.rounds[r - 1].elapsed for r in rounds],
+        "hours_to": [None if r is None else float(hours[r - 1]) for r in rounds],
         "worst_tenth_accuracy": float(tenth.mean()),
         "curve": [None if np.isnan(a) else round(float(a), 4) for a in thinned(accuracy, step)],
         "megabytes": [round(float(b) / 1e6, 3) for b in thinned(sent, step)],
