@@ -90,8 +90,8 @@ def test_arrays_of_an_npz_that_are_refused(tmp_path, arrays, message):
     [
         (np.zeros(3), "table of numbers"),
         (np.array(["a"]), "table of numbers"),
-        (np.array(1.0), "a single number"),
-        (np.array([{}], object), "cannot be read"),
+        (np.array(1.0), "table of numbers"),
+        (np.array([{}], object), "table of numbers"),
         (np.zeros((2, 2), complex), "complex128"),
     ],
 )

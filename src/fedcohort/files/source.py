@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import bz2
 import gzip
 import re
 import shutil
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, islice
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, cast
+from typing import IO, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -406,9 +407,10 @@ def reading(where: Any) -> Iterator[None]:
 
 @contextmanager
 def decompressed(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, through gzip if its name ends in .gz."""
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        yield cast("IO[bytes]", file)
+    """Open a file, through gzip or bzip2 if its name ends in .gz or .bz2."""
+    opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
+    with opener(path, "rb") as file:
+        yield file
 
 
 class TextSource(Source):

@@ -8,10 +8,8 @@ SQLite nor cp1252 without a download at run time, and it takes decimal commas fo
 
 from __future__ import annotations
 
-import bz2
 import codecs
 import csv
-import gzip
 import re
 import sqlite3
 import zipfile
@@ -33,7 +31,7 @@ import pyarrow.parquet
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.bombs import check_arrow, check_unpacked, parquet_plan
-from fedcohort.files.source import CsvOptions, Want, kind_of, reading
+from fedcohort.files.source import CsvOptions, Want, decompressed, kind_of, reading
 
 Kind = Literal["whole", "number", "text", "date", "empty", "other"]
 Forced = Mapping[str, Literal["text", "number"]]
@@ -243,9 +241,8 @@ def find_dialect(path: Path, stated: CsvOptions, null_values: Sequence[str]) -> 
     numbers and missing values is data, not names; one that counts (0, 1, 2, ...) could be either,
     so it is refused.
     """
-    opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
-    with opener(path, "rb") as file:
-        head = bytes(file.read(HEAD))
+    with decompressed(path) as file:
+        head = file.read(HEAD)
     marked = next((name for mark, name in MARKS.items() if head.startswith(mark)), "utf-8")
     encoding, tabs = stated.encoding or marked, ".tsv" in path.name.lower()
     lines = _first_lines(path, head, encoding)
