@@ -394,7 +394,7 @@ def reading(where: Any) -> Iterator[None]:
     """Turn what a damaged file raises into a DataError; every parser has errors of its own."""
     try:
         yield
-    except FedcohortError:
+    except (FedcohortError, UnicodeEncodeError):  # the latter: the file's own name
         raise
     except UnicodeDecodeError:
         raise DataError(f"{where}: cannot be read: a name or a text in it is not UTF-8") from None
