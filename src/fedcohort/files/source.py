@@ -398,11 +398,11 @@ def reading(where: Any) -> Iterator[None]:
         raise
     except UnicodeDecodeError:
         raise DataError(f"{where}: cannot be read: a name or a text in it is not UTF-8") from None
-    except (LookupError, TypeError, AttributeError, struct.error):
-        raise DataError(f"{where}: cannot be read: a header in it is damaged") from None
+    except (LookupError, TypeError, AttributeError, struct.error) as error:
+        raise DataError(f"{where}: cannot be read: a header in it is damaged") from error
     except Exception as error:
         why = str(error)[:300] or "it ends too early"
-        raise DataError(f"{where}: cannot be read: {why}") from None
+        raise DataError(f"{where}: cannot be read: {why}") from error
 
 
 @contextmanager

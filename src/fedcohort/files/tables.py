@@ -452,7 +452,7 @@ class SheetTable(RowsTable):
 
 
 class QueryTable(RowsTable):
-    """What a SELECT gives over a DB-API connection, asked anew for every pass."""
+    """What a SELECT gives over a DB-API connection; it is executed again for every pass."""
 
     @contextmanager
     def _rows(self) -> Iterator[Any]:
