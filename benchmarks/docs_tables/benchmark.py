@@ -45,8 +45,9 @@ MARKS = {"faster": " ▲", "slower": " ▼"}
 # Policies that have changed since; parts that were not run again have a note.
 EARLIER = (
     *("active-fl", "clustered-sampling, similarity", "clustered-sampling, sketches", "delta"),
-    *("divfl", "fed-cbs", "flips", "hics-fl", "oort"),
+    *("divfl", "fed-cbs", "flips", "oort"),
 )
+CHANGED_AGAIN = "hics-fl"  # its fall-back groups clients otherwise since it was run again
 
 
 def label(name, part=None):
@@ -58,7 +59,7 @@ def label(name, part=None):
 
 def is_earlier(name, part):
     """Whether the part is of an earlier version of its policy."""
-    return name in EARLIER and not part.get("again")
+    return name == CHANGED_AGAIN or (name in EARLIER and not part.get("again"))
 
 
 def is_uniform_again(name, part):
@@ -307,25 +308,27 @@ def draw(found, setting, path, target):
 OURS, ASKED = "sketch-match", "sketch-match with time, asked, epsilon 1"
 
 
-def seconds_to(part):
-    """Simulated seconds to the first target per seed, NaN for a seed that never got there."""
-    return np.array([np.nan if r["seconds_to"][0] is None else r["seconds_to"][0]
-                     for r in part["seeds"]])  # fmt: skip
+def cost_to(part, key="seconds_to"):
+    """What the first target cost each seed, NaN for a seed that never got there."""
+    costs = [row[key][0] for row in part["seeds"]]
+    return np.array([np.nan if cost is None else cost for cost in costs])
 
 
-def seconds_cell(part):
-    values = seconds_to(part)
+def cost_cell(part, key="seconds_to", digits=0):
+    values = cost_to(part, key)
     there = int(np.isfinite(values).sum())
     if not there:
         return "never"
     missed = "" if there == values.size else f" ({there} of {values.size} seeds)"
-    return f"{np.nanmean(values):.0f}{missed}"
+    return f"{np.nanmean(values):.{digits}f}{missed}"
 
 
-def times_less(part, base):
-    """How many times less time than `base`: geometric mean over paired seeds, 95 % interval."""
-    interval = paired_interval(np.log(seconds_to(base) / seconds_to(part)).tolist())
-    return "{:.1f}x ({:.1f} to {:.1f})".format(*np.exp(interval))
+def times_less(part, base, key="seconds_to"):
+    """How many times less than `base` it took: geometric mean over paired seeds, 95 % interval."""
+    ratios = cost_to(base, key) / cost_to(part, key)
+    if part is base or not np.isfinite(ratios).all():
+        return ""
+    return "{:.1f}x ({:.1f} to {:.1f})".format(*np.exp(paired_interval(np.log(ratios).tolist())))
 
 
 def time_headline(file):
@@ -333,14 +336,16 @@ def time_headline(file):
     lines = []
     for setting in dict.fromkeys(p["setting"] for p in result(file)["parts"]):
         run = parts(file, setting)
-        rivals = [v for v in run if OURS not in v and np.isfinite(seconds_to(run[v])).all()]
-        best = min(rivals, key=lambda name: np.log(seconds_to(run[name])).mean())
-        names = ("uniform", best, f"{OURS}, epsilon 1", f"{OURS} with time, epsilon 1", ASKED)
-        cells = [seconds_cell(run[name]) for name in names]
+        rivals = [v for v in run if OURS not in v and np.isfinite(cost_to(run[v])).all()]
+        best = min(rivals, key=lambda name: np.log(cost_to(run[name])).mean())
+        plain = f"{OURS}, epsilon 1"
+        names = ("uniform", best, plain, f"{OURS} with time, epsilon 1", ASKED)
+        cells = [cost_cell(run[name]) for name in names]
         cells[1] = f"{best}, {cells[1]}"
-        lines.append([setting, *cells, times_less(run[ASKED], run[best])])
+        ratios = [times_less(run[ASKED], run[name]) for name in (best, plain)]
+        lines.append([setting, *cells, *ratios])
     header = ["setting", "uniform", "best of others", "matching", "with learned durations",
-              "with asked ones", "less time than the best of others"]  # fmt: skip
+              "with asked ones", "less time than the best of others", "than matching"]  # fmt: skip
     return table(header, lines)
 
 
@@ -348,12 +353,15 @@ def time_rows(file):
     """All variants of a suite of speeds."""
     for part in result(file)["parts"]:
         base = parts(file, part["setting"])["uniform"]
-        full = part is not base and np.isfinite(seconds_to(part)).all()
         target = part["targets"][0]
         yield {
             **{key: part[key] for key in ("setting", "variant")},
             "target": target,
-            "seconds": seconds_cell(part),
+            "seconds": cost_cell(part),
             "rounds": rounds_cell(part, target),
-            "less time than uniform": times_less(part, base) if full else "",
+            "client-hours": cost_cell(part, "hours_to", digits=2),
+            "megabytes": megabytes_to(part, target),
+            "less time than uniform": times_less(part, base),
+            "fewer client-hours": times_less(part, base, "hours_to"),
+            "fewer bytes": times_less(part, base, "bytes_to"),
         }
