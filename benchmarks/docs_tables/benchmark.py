@@ -45,9 +45,8 @@ MARKS = {"faster": " ▲", "slower": " ▼"}
 # Policies that have changed since; parts that were not run again have a note.
 EARLIER = (
     *("active-fl", "clustered-sampling, similarity", "clustered-sampling, sketches", "delta"),
-    *("divfl", "fed-cbs", "flips", "oort"),
+    *("divfl", "fed-cbs", "flips", "hics-fl", "oort"),
 )
-CHANGED_AGAIN = "hics-fl"  # its fall-back groups clients otherwise since it was run again
 
 
 def label(name, part=None):
@@ -59,7 +58,7 @@ def label(name, part=None):
 
 def is_earlier(name, part):
     """Whether the part is of an earlier version of its policy."""
-    return name == CHANGED_AGAIN or (name in EARLIER and not part.get("again"))
+    return name in EARLIER and not part.get("again")
 
 
 def is_uniform_again(name, part):

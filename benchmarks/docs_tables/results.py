@@ -25,7 +25,11 @@ BASELINE = "uniform"
 # repeat the published ones. A part that was run before takes the place of the earlier one: its
 # policy has changed.
 LATER = {
-    "benchmark-selection.json": ["cifar10", "fedacs", "rivals", ("again-uniform", "again")],
+    "benchmark-selection.json": [
+        *("cifar10", "fedacs", "rivals"),
+        ("again-uniform", "again"),
+        ("again-hics-uniform", "again-hics"),
+    ],
     "benchmark-skip.json": [("skip-literal-uniform", "skip-literal-mnist", "skip-literal-fashion")],
     "benchmark-papers.json": [
         *("papers-later", "papers-released", "papers-gradients", "papers-gradients-2"),
