@@ -173,10 +173,10 @@ WHY_NOT = {
 }
 
 
-def flower_apps(file):
+def flower_apps(*files):
     """Lines of each patch, how many policies run, and why others do not."""
     lines = []
-    for app, found in result(file)["result"]["apps"].items():
+    for app, found in (pair for file in files for pair in result(file)["result"]["apps"].items()):
         others = {}
         for policy, reason in found["reasons"].items():
             if reason:

@@ -39,6 +39,7 @@ def test_contract(name, check):
 
 VARIANTS = [
     lambda: RaceSoftmax(center="pooled"),
+    lambda: SketchMatch(pool="less-used", time=True),
     lambda: SketchMatch(time="ask", turns=2),
     lambda: SketchMatch(pool="all", turns=1, time=True),
     lambda: SketchMatch(target=np.full((10, 64), 1 / 64), time=True),

@@ -179,7 +179,7 @@ class ColdStart:
         else:
             near, weights = nearest(self.registry, sketch, count, **options), {}
             if not near:
-                raise NoClients(f"{self.registry.path}: there is no client to compare with")
+                raise NoClients(f"{self.registry.path}: no client to compare with")
             square = near[0].squared
         auto = self.max_distance == "auto"
         allowed = max(self.limit, near[0].error) if auto else self.limit

@@ -165,7 +165,7 @@ class SignalColumn:
         self._row: Indices = np.full(1, -1, np.int64)  # by number; longer than there are numbers
 
     def rows(self, clients: Sequence[ClientId]) -> Indices:
-        """Row of each client, -1 where there is no reading."""
+        """The row of each client, or -1 without a reading."""
         numbers = self._numbers.find(clients)
         return np.asarray(self._row_of_number()[numbers])  # the number -1 reads the last row: -1
 
