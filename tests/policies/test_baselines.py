@@ -127,6 +127,24 @@ class TestActiveFL:
             scores |= ActiveFL.select(policy, round, signals, stream(i)).scores
         assert scores == {"b": 3.0}  # c, which finished, fell from 4 to 2; b, which dropped, not
 
+    @pytest.mark.parametrize(("size", "alpha3"), [(5, 0.2), (10, 0.1)])
+    def test_all_losses_at_the_start_and_one_place_by_chance(self, size, alpha3):
+        """As the released code of FedCor: 4 + 1 and 9 + 1 clients from the first round on."""
+        session = Session(ActiveFL(alpha3=alpha3, everybody=True), cohort_size=size, seed=0)
+        losses, asked, low = {f"{i:02d}": 1.0 + i for i in range(60)}, [], 0
+
+        def collect(name, clients):
+            asked.extend(clients if name == "loss" else ())
+            return {c: losses[c] if name == "loss" else 9 for c in clients}
+
+        for _ in range(20):
+            cohort = session.begin(list(losses), collect).clients
+            assert min(losses[c] for c in cohort[: size - 1]) > 45  # above three quarters
+            low += losses[cohort[-1]] <= 45
+            session.finish({"loss": {c: losses[c] for c in cohort}}, cohort)
+        assert low > 10
+        assert asked == list(losses)
+
 
 class TestFedSAE:
     def test_the_law_and_the_value(self) -> None:

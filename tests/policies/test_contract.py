@@ -13,6 +13,7 @@ from fedcohort.policies import (
     DELTA,
     KDPP,
     POLICIES,
+    ActiveFL,
     ClusteredSampling,
     DCFedAvg,
     DivFL,
@@ -38,6 +39,7 @@ def test_contract(name, check):
 
 
 VARIANTS = [
+    lambda: ActiveFL(everybody=True),
     lambda: RaceSoftmax(center="pooled"),
     lambda: SketchMatch(pool="less-used", time=True),
     lambda: SketchMatch(time="ask", turns=2),

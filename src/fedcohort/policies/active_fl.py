@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.random import Generator
 
@@ -16,10 +18,9 @@ from fedcohort.signals.table import Signals
 class ActiveFL(LastLossPolicy):
     """Algorithm 1 of Goetz et al.
 
-    A client's value is sqrt(n) times the loss it reported when it last trained, plus infinity until
-    then (the paper starts from one round in which all report). The alpha1 share of the clients with
-    the lowest values gets probability zero, the others exp(alpha2 * value). (1 - alpha3) of the
-    cohort is drawn from that, the rest uniformly.
+    A client's value is sqrt(n) times the last loss it reported, plus infinity before the first. The
+    alpha1 share of the clients with the lowest values gets probability zero, the others
+    exp(alpha2 * value). (1 - alpha3) of the cohort is drawn from that, the rest uniformly.
 
     Parameters
     ----------
@@ -29,6 +30,9 @@ class ActiveFL(LastLossPolicy):
         Softness of the softmax.
     alpha3 : float, default=0.1
         Share of the cohort that is drawn uniformly, on average over rounds.
+    everybody : bool, default=False
+        Ask each client for its loss when it is first seen, so that all losses are known at the
+        start. Otherwise a loss comes only with an update, and the untried are selected first.
 
     Notes
     -----
@@ -47,8 +51,16 @@ class ActiveFL(LastLossPolicy):
     ('b',)
     """
 
-    def __init__(self, alpha1: Share = 0.75, alpha2: Positive = 0.01, alpha3: Share = 0.1) -> None:
+    def __init__(
+        self,
+        alpha1: Share = 0.75,
+        alpha2: Positive = 0.01,
+        alpha3: Share = 0.1,
+        everybody: bool = False,
+    ) -> None:
         self.alpha1, self.alpha2, self.alpha3 = alpha1, alpha2, alpha3
+        if everybody:
+            self.needs = replace(self.needs, profile=self.needs.profile | {"loss"})
         self.state = LastLossState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
