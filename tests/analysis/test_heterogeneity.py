@@ -11,8 +11,8 @@ from fedcohort.analysis.heterogeneity import measure, suggest_clusters
 from fedcohort.analysis.plan import plan
 from fedcohort.exceptions import DataError
 from fedcohort.files.marginals import ColumnGap
+from fedcohort.personalize import nearest
 from fedcohort.personalize.registry import Record, Registry
-from fedcohort.personalize.search import nearest
 from fedcohort.sketch.distances import distance_matrix, squares_to_global
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.uncertainty import cap_by_observed, errors_to_global, pair_errors

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import median_abs_deviation
 
 from fedcohort.analysis.verdict import Verdict, describe, few, judge, privacy, with_hint
 from fedcohort.exceptions import DataError
@@ -177,6 +178,8 @@ class Heterogeneity(NamedTuple):
     def facts(self, plan: Plan | None = None) -> dict[str, str]:
         """Return the main numbers in words."""
         far, verdict = self.farthest, self.verdict(plan)
+        changed = [c.client for c in self.changes if c.changed]
+        left_out = f"{few(self.left_out)}: too few records, or too few for the noise"
         facts = {
             "verdict": verdict.headline,
             "why": "\n".join(verdict.reasons),
@@ -188,39 +191,26 @@ class Heterogeneity(NamedTuple):
             "told apart": f"{self.told_apart:.0%} of the pairs, beyond sampling error and noise",
             "outliers": few([c.name for c in self.outliers]) or "none",
             "clusters": self.clusters.reason,
+            "changed": self.changes and (few(changed) or "nothing beyond chance"),
+            "warnings": "\n".join(self.warnings),
+            "left out": self.left_out and left_out,
         }
-        if self.changes:
-            changed = [c.client for c in self.changes if c.changed]
-            facts["changed"] = few(changed) or "nothing beyond chance"
-        if self.warnings:
-            facts["warnings"] = "\n".join(self.warnings)
-        if self.left_out:
-            few_records = "too few records, or too few for the noise"
-            facts["left out"] = f"{few(self.left_out)}: {few_records}"
-        return facts
+        return {name: text for name, text in facts.items() if text}
 
     def as_dict(self, plan: Plan | None = None) -> dict[str, Any]:
         """Return everything for JSON; distances to seven digits."""
+        same = "left_out records private privacy median_distance random_distance told_apart"
+        same += " warnings sketch columns changes"
         return {
             "clients": len(self.clients),
-            "left_out": self.left_out,
-            "records": self.records,
-            "private": self.private,
-            "privacy": self.privacy,
+            **{name: getattr(self, name) for name in same.split()},
             "distance": "root of the debiased squared MMD = Frobenius / sqrt(rows)",
-            "median_distance": self.median_distance,
-            "random_distance": self.random_distance,
-            "told_apart": self.told_apart,
             "outliers": [c.name for c in self.outliers],
             "clusters": self.clusters.number,
             "verdict": self.verdict(plan),
-            "warnings": self.warnings,
-            "sketch": self.sketch,
             "client": self.clients,
             "order": self.clusters.order.tolist(),
             "matrix": [[float(f"{v:.7g}") for v in row] for row in self.matrix.tolist()],
-            "columns": self.columns,
-            "changes": self.changes,
         }
 
 
@@ -394,11 +384,8 @@ def robust_scores(squares: Floats, errors: Floats) -> Floats:
     >>> robust_scores(np.array([1.0, 2.0, 3.0, 4.0, 30.0]), np.zeros(5)).round(2).tolist()
     [-1.35, -0.67, 0.0, 0.67, 18.21]
     """
-    middle = np.median(squares)
-    spread = 1.4826 * np.median(np.abs(squares - middle))
-    scale = np.sqrt(spread**2 + errors**2)
-    scores: Floats = (squares - middle) / np.where(scale > 0, scale, np.inf)
-    return scores
+    scale = np.hypot(median_abs_deviation(squares, scale="normal"), errors)
+    return np.asarray((squares - np.median(squares)) / np.where(scale > 0, scale, np.inf))
 
 
 def suggest_clusters(squares: Floats, errors: Floats) -> Clusters:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,10 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.registry import make
 from fedcohort.rounds import ClientId, Outcome, Round, stream
-from fedcohort.signals.forms import sketch_dtype
+from fedcohort.signals.forms import sketch_readings
 from fedcohort.signals.table import Signals
 from fedcohort.sketch.distances import Readings, Stack
 from fedcohort.sketch.hashing import SRP
-from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 from fedcohort.sketch.uncertainty import too_few
 
@@ -49,8 +48,7 @@ DRAWS = 400  # random cohorts
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Gain:
+class Gain(NamedTuple):
     """How many times fewer rounds than with uniform cohorts, with a prediction interval."""
 
     fewer_rounds: float
@@ -210,7 +208,11 @@ def plan(
     (True, True)
     """
     readings, enough = _readings(sketches), ~too_few(sketches)
-    ids = _ids(names, len(readings))
+    count = len(readings)
+    names = names or [f"{i:0{len(str(count))}d}" for i in range(count)]
+    if not len(names) == len(set(names)) == count:
+        raise ConfigError(f"plan: {len(set(names))} different names for {count} sketches")
+    ids = np.array(names, object)
     left_out = tuple(ids[~enough].tolist())
     if left_out:
         readings, ids = readings[enough], ids[enough]
@@ -230,6 +232,12 @@ def plan(
     seen = between.variance > SIGNIFICANT * between.variance_error
     useful = seen and any(value > between.floor / k for k, value in uniform.items())
     gain, no_gain = _gains(sketches, worths) if useful else ({}, "nothing to gain")
+    enough_for = [w for w in worths if present and w.random_clients >= present]
+    smallest = {
+        p: min((w.cohort_size for w in enough_for if w.policy == p), default=None)
+        for p in makers
+        if present is not None
+    }
     return Plan(
         clients=len(readings),
         records=float(readings["n"].sum()),
@@ -241,7 +249,7 @@ def plan(
         uniform_seconds={k: trial.seconds_of(k) for k in sizes} if durations else {},
         worths=worths,
         present=present,
-        smallest={} if present is None else {p: _smallest(p, worths, present) for p in makers},
+        smallest=smallest,
         gain=gain,
         no_gain=no_gain,
         verdict=_verdict(useful, worths),
@@ -252,21 +260,7 @@ def _readings(sketches: Readings) -> NDArray[Any]:
     if isinstance(sketches, np.ndarray):
         return sketches
     stack = Stack(sketches)  # alike, and at least one
-    return _stacked(stack.n, stack.noise, np.array([s.counts for s in sketches]))
-
-
-def _stacked(n: NDArray[Any], noise: NDArray[Any], counts: NDArray[Any]) -> NDArray[Any]:
-    out = np.zeros(len(n), sketch_dtype(counts.shape[1], counts.shape[2], counts.dtype.str))
-    out["n"], out["noise"], out["counts"] = n, noise, counts
-    return out
-
-
-def _ids(names: Sequence[ClientId] | None, count: int) -> NDArray[Any]:
-    if names is None:
-        names = [f"{i:0{len(str(count))}d}" for i in range(count)]
-    if len(names) != count or len(set(names)) != count:
-        raise ConfigError(f"plan: {len(set(names))} different names for {count} sketches")
-    return np.array(names, object)
+    return sketch_readings(stack.n, stack.noise, np.array([s.counts for s in sketches]))
 
 
 def _checked_sizes(sizes: Sequence[int], present: int | None, clients: int) -> list[int]:
@@ -289,39 +283,33 @@ def _maker(text: str) -> Callable[[], Policy]:
     return lambda: make("policy", text, POLICIES)
 
 
-def _smallest(policy: str, worths: Sequence[Worth], present: int) -> int | None:
-    enough = [w.cohort_size for w in worths if w.policy == policy and w.random_clients >= present]
-    return min(enough, default=None)
-
-
 def _gains(sketches: Readings, worths: Sequence[Worth]) -> tuple[dict[int, Gain], str]:
     """Estimate the rounds saved, by cohort size, and say why an estimate is missing."""
-    gains: dict[int, Gain] = {}
-    reason = "" if worths else "no policy was tried"
-    fit, described = shipped_fit(), not isinstance(sketches, np.ndarray)
-    for worth in worths:
-        if not worth.policy.startswith("sketch-match") or worth.policy == WITH_TIME:
-            continue
-        if not worth.beats_uniform:
-            reason = "matched cohorts are not closer to the federation than random ones"
-        elif not described:
-            reason = "the sketches do not state how they were made"
-        elif not _like_measured(sketches[0]):
-            reason = "speed-ups were measured for sketches of unit vectors with 6 bits and label "
-            reason += f"weight {LABEL_WEIGHT:g}"
-        elif worth.uniform > 1.1 * fit.largest:
-            reason = "uniform cohorts are farther from the federation than any measured "
-            reason += f"({fit.largest:.3f})"
+    plain = [w for w in worths if w.policy.startswith("sketch-match") and w.policy != WITH_TIME]
+    gains, reason = dict[int, Gain](), "" if plain else "sketch-match was not tried"
+    for worth in plain:
+        if why := _unmeasured(sketches, worth):
+            reason = why
         else:
-            gains.setdefault(worth.cohort_size, fit.predict(worth.uniform))
+            gains.setdefault(worth.cohort_size, shipped_fit().predict(worth.uniform))
     return gains, reason
 
 
-def _like_measured(sketch: RaceSketch) -> bool:
-    step = sketch.transform
-    if not isinstance(step, Transform) or not isinstance(sketch.family, SRP):
-        return False
-    return step.unit and sketch.buckets == BUCKETS and step.label_weight == LABEL_WEIGHT
+def _unmeasured(sketches: Readings, worth: Worth) -> str:
+    """Say why the measured settings tell nothing about these sketches and cohorts."""
+    if not worth.beats_uniform:
+        return "matched cohorts are not closer to the federation than random ones"
+    if isinstance(sketches, np.ndarray):
+        return "the sketches do not state how they were made"
+    step, srp = sketches[0].transform, isinstance(sketches[0].family, SRP)
+    alike = srp and isinstance(step, Transform) and step.unit and step.label_weight == LABEL_WEIGHT
+    if not alike or sketches[0].buckets != BUCKETS:
+        how = f"unit vectors with 6 bits and label weight {LABEL_WEIGHT:g}"
+        return f"speed-ups were measured for sketches of {how}"
+    if worth.uniform > 1.1 * shipped_fit().largest:
+        far = f"({shipped_fit().largest:.3f})"
+        return f"uniform cohorts are farther from the federation than any measured {far}"
+    return ""
 
 
 def _verdict(useful: bool, worths: Sequence[Worth]) -> str:
@@ -380,6 +368,25 @@ class BetweenClients:
         return self.variance / k * (self.clients - k) / max(self.clients - 1, 1)
 
 
+class Half(BetweenClients):
+    """Some rows of the sketches: a federation of its own, whose clients `at` can be picked."""
+
+    def __init__(self, readings: NDArray[Any], at: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        half = sketch_readings(readings["n"], readings["noise"], readings["counts"][:, rows])
+        super().__init__(half)
+        self.readings, self.errors = half[at], self.errors[at]
+        shapes = self.readings["counts"] * (1 / self.readings["n"])[:, None, None] - self.center
+        self.points = shapes.reshape(len(at), -1).astype(np.float32)
+
+    def judge(self, cohort: NDArray[np.int64]) -> float:
+        """Debiased squared MMD between a cohort's merged data and the federation's."""
+        weight = 1 / len(cohort)
+        gap = self.points[cohort].mean(axis=0, dtype=np.float64)
+        counted_twice = weight * (weight - 2 / self.clients)
+        error = self.center_error + counted_twice * self.errors[cohort].sum()
+        return float((gap @ gap - error) / self.rows)
+
+
 class Trial:
     """Cohorts of some clients, chosen on one half of the rows and judged on the other.
 
@@ -413,33 +420,28 @@ class Trial:
 
     def worth(self, label: str, make: Callable[[], Policy], k: int) -> Worth:
         """Try one policy with cohorts of k."""
-        values: list[float] = []
-        picks = np.zeros(len(self.ids))
-        lengths, until, waits = [], [], []
+        values, waits, rounds, picks = [], [], [], []
         for chooser, judge in (self.halves, self.halves[::-1]):
             cohorts = self.cohorts(make(), chooser, k)
             values += [judge.judge(cohort) for cohort in cohorts]
-            waits += [float(self.seconds[cohort].max()) for cohort in cohorts]
-            first = np.full(len(self.ids), math.inf)
-            for number in range(len(cohorts), 0, -1):
-                first[cohorts[number - 1]] = number
-            until.append(first.max())
-            picks += np.bincount(np.concatenate(cohorts), minlength=len(self.ids))
-            lengths.append(len(cohorts))
-        mean, error = float(np.mean(values)), float(np.std(values) / math.sqrt(len(values)))
-        share, uniform = picks / picks.mean(), self.between.uniform(k)
+            waits += [self.seconds[cohort].max() for cohort in cohorts]
+            rounds.append(len(cohorts))
+            picks.append(np.bincount(np.concatenate(cohorts), minlength=len(self.ids)))
+        mean, uniform = float(np.mean(values)), self.between.uniform(k)
+        total = np.sum(picks, axis=0)
+        share = total / total.mean()
         return Worth(
             policy=label,
             cohort_size=k,
             discrepancy=mean,
-            error=error,
+            error=float(np.std(values) / math.sqrt(len(values))),
             uniform=uniform,
             random_clients=random_clients(mean, uniform, k, self.between.clients),
-            rounds=max(lengths),
-            rounds_until_all=int(max(until)) if math.isfinite(max(until)) else None,
+            rounds=max(rounds),
+            rounds_until_all=max(rounds) if np.all(picks) else None,
             fewest=float(share.min()),
             most=float(share.max()),
-            waiting=tuple(self.ids[i] for i in np.flatnonzero(picks == 0)[:10].tolist()),
+            waiting=tuple(self.ids[i] for i in np.flatnonzero(total == 0)[:10].tolist()),
             seconds=None if math.isnan(waits[0]) else float(np.mean(waits)),
         )
 
@@ -447,35 +449,13 @@ class Trial:
         """Run the policy until everybody took part, at most 20 times as long as that must take."""
         signals, at = Signals(), {c: i for i, c in enumerate(self.ids)}
         signals.record("race_sketch", dict(zip(self.ids, half.readings, strict=True)), 0)
-        unused, cohorts = set(self.ids), []
-        shortest = math.ceil(len(self.ids) / k)
-        for number in range(min(MAX_ROUNDS, max(20, 20 * shortest))):
-            round = Round(number, self.ids, k, "equal")
-            chosen = policy.select(round, signals, stream(self.seed, "plan", k, number)).clients
+        unused, cohorts = set(self.ids), list[NDArray[np.int64]]()
+        most = min(MAX_ROUNDS, max(20, 20 * math.ceil(len(self.ids) / k)))
+        while unused and len(cohorts) < most:
+            round = Round(len(cohorts), self.ids, k, "equal")
+            rng = stream(self.seed, "plan", k, round.number)
+            chosen = policy.select(round, signals, rng).clients
             policy.observe(round, Outcome(chosen, chosen), signals)
             cohorts.append(np.array([at[c] for c in chosen]))
             unused.difference_update(chosen)
-            if not unused and number + 1 >= shortest:
-                break
         return cohorts
-
-
-class Half:
-    """Some rows of the sketches: a federation of its own."""
-
-    def __init__(self, readings: NDArray[Any], at: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        half = _stacked(readings["n"], readings["noise"], readings["counts"][:, rows])
-        whole = BetweenClients(half)
-        self.readings = half[at]
-        self.center_error, self.rows = whole.center_error, whole.rows
-        self.errors, self.share = whole.errors[at], 1 / whole.clients
-        shapes = self.readings["counts"] * (1 / self.readings["n"])[:, None, None] - whole.center
-        self.points = shapes.reshape(len(at), -1).astype(np.float32)
-
-    def judge(self, cohort: NDArray[np.int64]) -> float:
-        """Debiased squared MMD between a cohort's merged data and the federation's."""
-        weight = 1 / len(cohort)
-        gap = self.points[cohort].mean(axis=0, dtype=np.float64)
-        counted_twice = weight * (weight - 2 * self.share)
-        error = self.center_error + counted_twice * self.errors[cohort].sum()
-        return float((gap @ gap - error) / self.rows)

@@ -3,10 +3,9 @@
 `finetune` needs PyTorch and is imported by its own name.
 """
 
-from fedcohort.personalize.advice import Advice, ColdStart
 from fedcohort.personalize.maintenance import Problem, check
+from fedcohort.personalize.newcomers import Advice, ColdStart, Neighbor, nearest
 from fedcohort.personalize.registry import Entry, Record, Registry
-from fedcohort.personalize.search import Neighbor, nearest
 
 __all__ = [
     "Advice",

@@ -145,7 +145,7 @@ class Sketch(Form):
             kept &= (noise > 0) | (counts.sum(axis=2) == n[:, None]).all(axis=1)
         kept &= (counts.min(axis=(1, 2)) >= -most) & (counts.max(axis=(1, 2)) <= most)
         n, noise, counts = n[kept], noise[kept], counts[kept]
-        return kept, _sketch_readings(np.where(n >= 1, n, 0), noise, counts)
+        return kept, sketch_readings(np.where(n >= 1, n, 0), noise, counts)
 
     def example(self, rng: Generator) -> Array:
         """Make up the sketch of 5 to 50 examples."""
@@ -156,10 +156,11 @@ class Sketch(Form):
 
 def sketch_reading(n: float, noise: float, counts: Array) -> Array:
     """Return a sketch as a reading, its counts in the smallest integers that fit."""
-    return _sketch_readings(np.array([n]), np.array([noise]), counts[None]).reshape(())
+    return sketch_readings(np.array([n]), np.array([noise]), counts[None]).reshape(())
 
 
-def _sketch_readings(n: Array, noise: Array, counts: Array) -> Array:
+def sketch_readings(n: Array, noise: Array, counts: Array) -> Array:
+    """Return many sketches as readings of one dtype."""
     width = max(2, smallest_width(counts))
     out = np.zeros(len(counts), sketch_dtype(counts.shape[1], counts.shape[2], f"i{width}"))
     out["n"], out["noise"], out["counts"] = n, noise, counts

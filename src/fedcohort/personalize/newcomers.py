@@ -1,9 +1,16 @@
-"""A newcomer with unlabeled data: which model it should start from, or "no client is near enough".
+"""A newcomer with unlabeled data: which clients are nearest, and from which model to start.
+
+Every client is compared with the newcomer, exactly, and ranked by D2 + z s: D2 is the debiased
+squared distance (see `sketch.distances`), s the part of its standard error that is due to the
+client's own sampling and noise, and z the normal quantile that all of N numbers stay below with
+probability 95%. The smallest of many unbiased D2 likely belongs to a small client that was lucky;
+z s is how lucky the luckiest of N can be.
 
 ``match`` averages the models of the nearest clients by the weights with which their sketches add up
 to the newcomer's; it was the best strategy wherever it was measured (docs/personalize.md).
 ``nearest`` is the nearest client's model, and ``plain`` that by the distance of the paper's
-algorithm 2 (Liu et al., paper 0), which is not debiased. The averages and the limit are ours.
+algorithm 2 (Liu et al., paper 0), which is not debiased and prefers large clients. The averages and
+the limit are ours.
 
 How far is too far comes from the warm clients: each in turn is a newcomer among the others. A
 newcomer is near if its squared distance is at most the 95% quantile of theirs, or at most its own
@@ -12,33 +19,176 @@ standard error: a distance that sampling and noise explain is no reason to absta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from math import inf
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedcohort.exceptions import ConfigError, NoClients
+from fedcohort.exceptions import ConfigError, FedcohortError, IncompatibleSketches, NoClients
 from fedcohort.options import unknown
 from fedcohort.personalize.models import average
-from fedcohort.personalize.registry import Registry
-from fedcohort.personalize.search import Neighbor, nearest, nearest_of_each
-from fedcohort.rounds import ClientId, stream
-from fedcohort.sketch.distances import Stack, gram
+from fedcohort.personalize.registry import NO_MODEL, Registry, check_size
+from fedcohort.rounds import ClientId, check_id, stream
+from fedcohort.sketch.distances import Stack, error_variance, gram
 from fedcohort.sketch.race import RaceSketch
-from fedcohort.sketch.uncertainty import too_few
+from fedcohort.sketch.transforms import difference
+from fedcohort.sketch.uncertainty import possible_luck, squared_errors, too_few
 
 Floats = NDArray[np.float64]
 Strategy = Literal["match", "nearest", "plain"]
+CELLS = 1 << 22  # counts compared at a time
+SPARE = 16  # more than asked for: one may be left out, and a few damaged
 CONSIDERED = 20  # clients that "match" may average
 RIDGE = 0.3  # share of a mixture's own error variance that is left in
 MIN_CURVATURE = 1e-9  # relative to the largest
 SUM_WEIGHT = 1e4  # weight of "the weights sum to one", relative to the largest curvature
 QUANTILE = 0.95
 MAX_CALIBRATED = 200
+
+
+class Neighbor(NamedTuple):
+    """A client near a newcomer.
+
+    `squared` is the debiased squared Frobenius distance of the sketches, which may be negative, and
+    `error` its standard error, from sampling and noise; `distance` is its root, or 0.
+    """
+
+    client: ClientId
+    distance: float
+    squared: float
+    error: float
+
+
+def nearest(
+    registry: Registry,
+    sketch: RaceSketch,
+    k: int = 1,
+    *,
+    plain: bool = False,
+    with_model: bool = False,
+    without: ClientId | None = None,
+) -> list[Neighbor]:
+    """Return the k nearest clients, the nearest first.
+
+    `plain` ranks by the paper's distance, which is not debiased. `with_model` leaves out clients
+    without a model or a reference to one, and `without` one client, such as the one that asks.
+    """
+    options = {"plain": plain, "with_model": with_model}
+    return nearest_of_each(registry, [sketch], k, without=[without], **options)[0]
+
+
+def nearest_of_each(
+    registry: Registry,
+    sketches: Sequence[RaceSketch],
+    k: int = 1,
+    *,
+    without: Sequence[ClientId | None],
+    plain: bool = False,
+    with_model: bool = False,
+) -> list[list[Neighbor]]:
+    """Return the nearest clients of each of several newcomers, as `nearest`, in one pass."""
+    if k < 1:
+        raise ConfigError(f"nearest: k={k} must be at least 1")
+    spec = registry.spec
+    if spec is None:
+        raise NoClients(f"no client is registered in {registry.path}")
+    for sketch in sketches:
+        if sketch.spec != spec:
+            raise IncompatibleSketches(f"the newcomer: {difference(spec, sketch.spec)}")
+        check_size("the newcomer", sketch)
+    ranked = _scan(registry, sketches, k + SPARE, plain, with_model)
+    return [
+        _neighbors(sketch, dict(islice(_read(registry, numbers, client), k)))
+        for sketch, numbers, client in zip(sketches, ranked, without, strict=True)
+    ]
+
+
+def _scan(
+    registry: Registry, sketches: Sequence[RaceSketch], wanted: int, plain: bool, with_model: bool
+) -> list[list[int]]:
+    """Return the numbers of the best clients for each sketch, the best first."""
+    newcomers = np.array([sketch.normalized().ravel() for sketch in sketches])
+    rows, buckets = sketches[0].counts.shape
+    scores, numbers = np.empty((len(newcomers), 0)), np.empty((len(newcomers), 0), np.int64)
+    luck: tuple[float, float] | None = None
+    for block, n, noise, counts in _blocks(registry, rows * buckets, with_model):
+        squares = np.einsum("ij,ij->i", counts, counts) / n**2
+        new = squares - 2 * (newcomers @ counts.T) / n  # plus the newcomer's square, as for all
+        if not plain:
+            luck = luck or possible_luck(counts.reshape(-1, rows, buckets), len(registry))
+            new += luck[0] / n + luck[1] * noise / n**2
+            new -= error_variance(squares, n, noise, rows, buckets)
+        scores = np.concatenate([scores, new], axis=1)
+        numbers = np.concatenate([numbers, np.broadcast_to(block, new.shape)], axis=1)
+        if scores.shape[1] > wanted:
+            best = np.argpartition(scores, wanted - 1, axis=1)[:, :wanted]
+            scores = np.take_along_axis(scores, best, axis=1)
+            numbers = np.take_along_axis(numbers, best, axis=1)
+    order = np.lexsort((numbers, scores))  # by score, then by number
+    ranked: list[list[int]] = np.take_along_axis(numbers, order, axis=1).tolist()
+    return ranked
+
+
+def _blocks(
+    registry: Registry, cells: int, with_model: bool
+) -> Iterator[tuple[NDArray[np.int64], Floats, Floats, Floats]]:
+    """Yield numbers, sizes, noise and counts of clients; damaged rows are left out."""
+    having = "AND number NOT IN (SELECT number FROM clients WHERE " + NO_MODEL + ")"
+    sql = (
+        "SELECT number, n, noise, length(counts), counts FROM counts WHERE number > ? AND "
+        "typeof(n) = 'real' AND typeof(noise) = 'real' AND typeof(counts) = 'blob' "
+        f"{having * with_model} ORDER BY number LIMIT ?"
+    )
+    for page in registry.db.pages(sql, max(1, min(4096, CELLS // cells))):
+        columns = [np.array(column) for column in zip(*(row[:4] for row in page), strict=True)]
+        numbers, n, noise, sizes = columns
+        whole = np.isfinite(n) & np.isfinite(noise) & (n >= 2)
+        for width in (1, 2, 4, 8):
+            of_width = np.flatnonzero(whole & (sizes == width * cells))
+            if len(of_width):
+                content = b"".join([page[i][4] for i in of_width.tolist()])
+                counts = np.frombuffer(content, f"<i{width}").reshape(-1, cells)
+                yield numbers[of_width], n[of_width], noise[of_width], counts.astype(float)
+
+
+def _read(
+    registry: Registry, numbers: Sequence[int], without: ClientId | None
+) -> Iterator[tuple[ClientId, RaceSketch]]:
+    """Yield ids and sketches in the given order; warn about damaged ones and leave them out."""
+    spec, sql = registry.spec or {}, "SELECT id, sketch FROM clients WHERE number = ?"
+    for client, content in (row for number in numbers for row in registry.db.rows(sql, number)):
+        if client == without:
+            continue
+        try:
+            sketch = RaceSketch.from_bytes(content)
+            if sketch.spec != spec:
+                raise IncompatibleSketches(difference(spec, sketch.spec))
+            check_size("its sketch", sketch)
+            yield check_id(client), sketch
+        except (FedcohortError, TypeError) as error:
+            warnings.warn(
+                f"{registry.path}: client {client!r} is skipped, its sketch is damaged "
+                f"({error}); register it again",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+
+def _neighbors(sketch: RaceSketch, near: dict[ClientId, RaceSketch]) -> list[Neighbor]:
+    if not near:
+        return []
+    others = list(near.values())
+    stack = Stack(others)
+    excess = stack.error_variance() + Stack([sketch]).error_variance()
+    squares = stack.squares_to(sketch.normalized()) - excess
+    pairs = zip(near, squares.tolist(), squared_errors(sketch, others).tolist(), strict=True)
+    return [Neighbor(client, max(sq, 0.0) ** 0.5, sq, error) for client, sq, error in pairs]
 
 
 def best_mixture(
