@@ -15,7 +15,7 @@ from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.compare import DEFAULT_SETTING, Setting, compare, run_several
 from fedcohort.experiments.config import NamedConfig, parse
-from fedcohort.experiments.results import Results, gemd_by_round, read, summarize
+from fedcohort.experiments.results import Results, gemd_by_round, new_rounds, read, summarize
 from fedcohort.report.tables import setting_columns
 
 SMALL = dataclasses.replace(
@@ -50,6 +50,20 @@ def test_an_unfinished_run_is_read_as_far_as_it_got(compared, tmp_path):
     assert not result.finished
     assert [s.rounds for s in result.summaries] == [3, 3]
     assert math.isfinite(result.summaries[0].gemd)
+
+
+def test_rounds_that_were_reported_are_not_read_again(compared, tmp_path):
+    """A cluster's runs were read from the first round every second."""
+    lines = (compared[1] / "uniform" / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    path = tmp_path / "rounds.jsonl"
+    assert not list(new_rounds(path, 0, 2))
+    path.write_bytes(b"".join(lines[:4]) + lines[4][:9])
+    (_, first), (end, second) = new_rounds(path, 0, 2)
+    assert [(r.seed, r.round) for r in (*first, *second)] == [(0, 1), (1, 1), (0, 2), (1, 2)]
+    path.write_bytes(b"#" * end + b"".join(lines[4:]))
+    assert [records[0].round for _, records in new_rounds(path, end, 2)] == [3, 4, 5]
+    path.write_bytes(b"".join(lines[::2]))  # of one seed, while the other is added
+    assert not list(new_rounds(path, 0, 2))
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,8 @@ def run_all(
     As `experiments.compare.in_turn`, in a `folder` on a file system that all nodes share. Runs that
     fail permanently are reported when all others have ended.
     """
+    from fedcohort.experiments.results import new_rounds
+
     ray, root = need_ray(), Path(folder).resolve()
     root.mkdir(parents=True, exist_ok=True)
     for name, _ in settings:  # tasks always resume, since they may be started again
@@ -116,15 +118,15 @@ def run_all(
             raise ConfigError(f"{root / name} holds a run already: continue it with --resume")
     tasks = _submit(settings, root)
     seeds = {name: len(experiment.seeds) for name, experiment in settings}
-    seen: Counter[str] = Counter()  # rounds of each run that were reported
+    reported: Counter[str] = Counter()  # bytes of each run's rounds
     failed: dict[str, Exception] = {}
     while tasks:
         ready, _ = ray.wait(list(tasks), timeout=POLL_SECONDS)
-        for name in tasks.values():
-            for records in _rounds(root / name, seeds[name])[seen[name] :]:
-                seen[name] += 1
-                if on_round is not None:
-                    on_round(name, records)
+        for name in tasks.values() if on_round else ():
+            path = root / name / "rounds.jsonl"
+            for end, records in new_rounds(path, reported[name], seeds[name]):
+                reported[name] = end
+                on_round(name, records)
         for task in ready:
             name = tasks.pop(task)
             try:
@@ -138,15 +140,6 @@ def run_all(
             f"{len(failed)} of {len(settings)} runs failed ({', '.join(failed)}); the first: "
             f"{next(iter(failed.values()))}"
         )
-
-
-def _rounds(folder: Path, seeds: int) -> list[tuple[Any, ...]]:
-    """Return the rounds that a run has written, each with a record per seed."""
-    from fedcohort.experiments.results import read_histories
-
-    histories = read_histories(folder) if (folder / "rounds.jsonl").exists() else []
-    rounds = zip(*(history.rounds for history in histories), strict=False)
-    return list(rounds) if len(histories) == seeds else []
 
 
 def _submit(settings: Sequence[Setting], root: Path) -> dict[Any, str]:

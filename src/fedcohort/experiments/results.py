@@ -12,6 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -294,19 +295,39 @@ def read_histories(folder: str | os.PathLike[str]) -> list[History]:
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
-        try:
-            record = record_from(json.loads(line))
-            history = histories.setdefault(record.seed, History(record.seed))
-            if record.round != len(history.rounds) + 1:
-                raise ValueError(f"round {record.round} in place of {len(history.rounds) + 1}")
-        except (ValueError, TypeError, RecursionError) as error:
-            reason = str(error)[:200]
-            raise ConfigError(f"{path}, line {number}: not a round record ({reason})") from None
+        where = f"{path}, line {number}"
+        record = _record(line, where)
+        history = histories.setdefault(record.seed, History(record.seed))
+        expected = len(history.rounds) + 1
+        if record.round != expected:
+            wrong = f"round {record.round} in place of {expected}"
+            raise ConfigError(f"{where}: not a round record ({wrong})")
         history.rounds.append(record)
     return list(histories.values())
 
 
-def record_from(values: Any) -> RoundRecord:
+def new_rounds(path: Path, start: int, seeds: int) -> Iterator[tuple[int, list[RoundRecord]]]:
+    """Yield the rounds that a run has written after `start` bytes, each with where it ends."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(start)
+        while len(lines := list(islice(file, seeds))) == seeds and lines[-1].endswith(b"\n"):
+            records = [_record(line, f"{path}, after byte {start}") for line in lines]
+            if len({record.round for record in records}) > 1:  # not all seeds have been added yet
+                return
+            start += sum(map(len, lines))
+            yield start, records
+
+
+def _record(line: bytes, where: str) -> RoundRecord:
+    try:
+        return _checked_record(json.loads(line))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{where}: not a round record ({str(error)[:200]})") from None
+
+
+def _checked_record(values: Any) -> RoundRecord:
     """Make a record from what was read from disk; ValueError or TypeError if it is not one."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{str(values)[:80]} is not an object")
