@@ -241,7 +241,7 @@ def loss_changes(clients, times, cohorts, seed, device):
 
 def losses(simulation, model):
     """Mean loss of a model on each client's data."""
-    trainer, parts = simulation.trainer, simulation.federations[0].parts
+    trainer, parts = simulation.trainer, simulation.seeds[0].federation.parts
     jobs = [Job(0, parts[c]) for c in simulation.seeds[0].clients]
     return trainer.losses(model, jobs, simulation.train_data)
 

@@ -233,8 +233,8 @@ def run(case: Case, variant: str, seeds: list[int], device: str) -> list[dict[st
         case.before_round(simulation, number)
         for history, record in zip(histories, simulation.step(), strict=True):
             history.rounds.append(record)
-    pairs = zip(histories, simulation.federations, strict=True)
-    return [row_of(history, federation, case.window) for history, federation in pairs]
+    pairs = zip(histories, simulation.seeds, strict=True)
+    return [row_of(history, seed.federation, case.window) for history, seed in pairs]
 
 
 def row_of(history: History, federation: Federation, window: tuple[int, int]) -> dict[str, Any]:

@@ -181,7 +181,7 @@ def simulated(policy, rounds):
     arguments, options = settings(policy)
     simulation = Simulation(*arguments, **options)
     history = History(3, [simulation.step()[0] for _ in range(rounds)])
-    return history, simulation.sessions[0]
+    return history, simulation.seeds[0].session
 
 
 def gated(gate, rounds=6):
@@ -192,7 +192,7 @@ def gated(gate, rounds=6):
         "cohorts": [" ".join(r.selected) for r in records],
         "finished": [" ".join(r.finished) for r in records],
         "skipped": [r.skipped for r in records],
-        **traffic(simulation.sessions[0]),
+        **traffic(simulation.seeds[0].session),
     }
 
 

@@ -53,7 +53,7 @@ def test_a_part_is_a_plain_run(suite, tmp_path):
         assert row["bytes_to"] == [records[0][i].bytes_up + records[0][i].bytes_down, None]
         by_client = running.client_accuracy(plain, i)
         assert row["worst_tenth_accuracy"] == pytest.approx(by_client.min())  # one of 12
-    federation = plain.federations[0]
+    federation = plain.seeds[0].federation
     first = federation.parts[federation.clients[0]]
     x, y = (values[first] for values in plain.train_data)
     right = (plain.model(0)(x).argmax(1) == y).double().mean()

@@ -54,7 +54,7 @@ def run_simulation(digits, policy, gate=None):
         seeds=(7,),
         device="cpu",
     )
-    return simulation.sessions[0], [simulation.step()[0] for _ in range(ROUNDS)]
+    return simulation.seeds[0].session, [simulation.step()[0] for _ in range(ROUNDS)]
 
 
 def check_same(flower, accuracies, session, records, extra_down=0):

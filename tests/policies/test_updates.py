@@ -173,7 +173,7 @@ class TestDELTA:
             torch.nn.functional.cross_entropy(outputs, labels).backward()
             rows.append(torch.cat([p.grad.ravel() for p in double.parameters()]).numpy().copy())
         expected = np.sqrt(np.square(rows - np.mean(rows, axis=0)).sum(axis=1).mean())
-        found = simulation.sessions[0].signals.values("gradient_spread", (client,))[0]
+        found = simulation.seeds[0].session.signals.values("gradient_spread", (client,))[0]
         assert found == pytest.approx(expected, rel=1e-4)
 
 

@@ -158,7 +158,7 @@ def simulation(policy="uniform", **options):
 def test_a_client_that_is_asked_states_the_seconds_of_its_rounds():
     run = simulation("sketch-match:time=ask")
     (record,) = run.step()
-    session = run.sessions[0]
+    session = run.seeds[0].session
     stated = session.signals.values("expected_duration", CLIENTS.clients)
     seconds = dict(zip(CLIENTS.clients, stated, strict=True))
     measured = session.signals.values("duration", record.finished)
@@ -179,7 +179,7 @@ def test_over_selection_in_rounds():
         # All six download the model, three upload it.
         size = fast.seeds[0].model_bytes
         assert (record.bytes_down, record.bytes_up) == (6 * size, 3 * size)
-    assert not fast.sessions[0].state_dict()["failures"]  # being cut is no failure
+    assert not fast.seeds[0].session.state_dict()["failures"]  # being cut is no failure
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_trace_holds_until_the_next_entry(tmp_path):
     [
         ("round,client\n2,a\n", "start with round 1"),
         ("round\n1\n", "must have the columns round,client"),
-        ("round,client\n-1,a\n", "line 2: round='-1'"),
+        ("round,client\n-1,a\n", "line 2: round=-1"),
         ("round,client\n1\n", "line 2: client"),
     ],
 )

@@ -39,7 +39,7 @@ def expected(embed, client):
 
 
 def counts(run, client):
-    return run.sessions[0].signals.values("race_sketch", (client,))["counts"][0]
+    return run.seeds[0].session.signals.values("race_sketch", (client,))["counts"][0]
 
 
 def halves(x):
@@ -85,7 +85,7 @@ def test_the_model_that_embeds_is_paid_for():
     def bytes_down(policy):
         run = simulation(policy)
         run.step()
-        return run.sessions[0].ledger.total("down", 0)
+        return run.seeds[0].session.ledger.total("down", 0)
 
     size = bytes_down(SketchMatch(embed="model")) - bytes_down(SketchMatch())
     assert size == (12 - 3) * sum(4 * p.numel() for p in MODEL.parameters())  # the cohort: once

@@ -1,8 +1,7 @@
 """Comparisons, sweeps and sketches on a Ray cluster, with the results of one process.
 
-Ray starts a task again whose worker or node died: a run goes on from its checkpoint in its folder,
-and the counts of a sketch are whole numbers, which add up in any grouping. Noise, if any, is added
-once, to the merged sketch.
+Ray starts a task again whose worker or node died: a run goes on from its checkpoint, and the counts
+of a sketch add up in any grouping. Noise, if any, is added once, to the merged sketch.
 """
 
 from __future__ import annotations
@@ -122,11 +121,12 @@ def run_all(
     failed: dict[str, Exception] = {}
     while tasks:
         ready, _ = ray.wait(list(tasks), timeout=POLL_SECONDS)
-        for name in tasks.values() if on_round else ():
+        for name in tasks.values():
             path = root / name / "rounds.jsonl"
             for end, records in new_rounds(path, reported[name], seeds[name]):
                 reported[name] = end
-                on_round(name, records)
+                if on_round is not None:
+                    on_round(name, records)
         for task in ready:
             name = tasks.pop(task)
             try:
@@ -147,14 +147,13 @@ def _submit(settings: Sequence[Setting], root: Path) -> dict[Any, str]:
     from fedcohort.experiments.run import dataset_of
 
     ray, stored, names = need_ray(), dict[Any, Any](), {}
+    some_gpu = ray.cluster_resources().get("GPU", 0) > 0
     for name, experiment in settings:
-        source = experiment.data.source
+        source, device = experiment.data.source, experiment.device
         if source not in stored:
             stored[source] = ray.put(dataset_of(experiment.data))
-        gpus = experiment.device.startswith("cuda")
-        if experiment.device == "auto":
-            gpus = ray.cluster_resources().get("GPU", 0) > 0
-        options = {"num_cpus": 1, "num_gpus": int(gpus), "max_retries": RETRIES}
+        gpus = int(device.startswith("cuda") or (device == "auto" and some_gpu))
+        options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": RETRIES}
         task = ray.remote(_run).options(name=name, retry_exceptions=[OSError], **options)
         names[task.remote(experiment, root / name, stored[source])] = name
     return names

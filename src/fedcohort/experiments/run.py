@@ -142,14 +142,14 @@ def _describe(folder: Path, simulation: Simulation) -> None:
     if not (folder / "provenance.json").exists():
         write_atomically(folder / "provenance.json", json.dumps(provenance(), indent=2).encode())
     content = {
-        "model_bytes": simulation.sessions[0].model_bytes,
+        "model_bytes": simulation.seeds[0].session.model_bytes,
         "seeds": [
             {
-                "seed": session.seed,
-                "clients": list(federation.clients),
-                "label_counts": federation.label_counts().tolist(),
+                "seed": seed.seed,
+                "clients": list(seed.federation.clients),
+                "label_counts": seed.federation.label_counts().tolist(),
             }
-            for session, federation in zip(simulation.sessions, simulation.federations, strict=True)
+            for seed in simulation.seeds
         ],
     }
     write_atomically(folder / "federation.json", json.dumps(content).encode())

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedcohort.options import Configurable, Positive, ShareBelowOne
-
-
-def mean_step(
-    current: Tensor,
-    updates: Tensor,
-    sizes: Sequence[int] | None,
-    weights: Sequence[float] | None = None,
-) -> Tensor:
-    """Return the weighted mean of the clients' steps away from the current model.
-
-    `updates` has a row per client. Sizes are normalized to a sum of one, None gives all the same
-    weight. `weights` are used as they are: inverse-inclusion weights need not sum to one.
-    """
-    given = sizes if weights is None else weights
-    shares = [1.0] * len(updates) if given is None else [float(value) for value in given]
-    factor, total = _factor(tuple(shares), weights is None, updates.device)
-    # sum w_i (x_i - c) without a (clients x parameters) temporary.
-    return factor @ updates - total * current
 
 
 @lru_cache(maxsize=64)
@@ -41,39 +23,11 @@ def _factor(
     return torch.as_tensor(share, dtype=torch.float32, device=device), float(share.sum())
 
 
-def equal_means(current: Tensor, updates: Tensor) -> Tensor:
-    """Return what `Mean` returns, for many federations by the same few operations.
-
-    `current` is (federations, parameters), `updates` (federations, clients, parameters).
-    """
-    factor, total = _factor((1.0,) * updates.shape[1], True, updates.device)
-    return current + (torch.matmul(factor, updates) - total * current)
-
-
-class Aggregation(Protocol):
-    """What turns trained models into the next global one; `Mean` is the one to derive from."""
-
-    def step(
-        self,
-        current: Tensor,
-        updates: Tensor,
-        sizes: Sequence[int],
-        weights: Sequence[float] | None = None,
-    ) -> Tensor:
-        """Return the next global model."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the next step depends on."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
-
-
 class Mean(Configurable):
     """FedAvg with equal weights: the mean of the trained models.
 
-    A server optimizer derives from it: `advance` takes the mean step, and `kept` names the tensors
-    that it remembers.
+    Other aggregations derive from it. A server optimizer defines `advance`, which takes the mean
+    step, and `kept`, the names of the tensors that it remembers; a robust mean defines `step`.
     """
 
     weighted = False
@@ -86,8 +40,16 @@ class Mean(Configurable):
         sizes: Sequence[int],
         weights: Sequence[float] | None = None,
     ) -> Tensor:
-        """Return the next global model."""
-        step = mean_step(current, updates, sizes if self.weighted else None, weights)
+        """Return the next global model from trained ones, one row per client.
+
+        Sizes are normalized to a sum of one. `weights` of a policy are used as they are:
+        inverse-inclusion weights need not sum to one. `Mean` takes a leading axis of federations.
+        """
+        equal = [1.0] * updates.shape[-2]
+        given = weights if weights is not None else sizes if self.weighted else equal
+        factor, total = _factor(tuple(map(float, given)), weights is None, updates.device)
+        # sum w_i (x_i - c) without a (clients x parameters) temporary.
+        step = factor @ updates - total * current
         for name in self.kept:
             if getattr(self, name) is not None:  # a checkpoint's lies in main memory
                 setattr(self, name, getattr(self, name).to(step.device))

@@ -139,23 +139,21 @@ class SimulatedClients(Clients):
 
     def gradient_spreads(self) -> NDArray[np.float64]:
         """Return the spread of the gradients of each client's batches, in a random order."""
-        return np.array([self._gradient_spread(c) for c in self.ids])
-
-    def _gradient_spread(self, client: ClientId) -> float:
-        rng = stream(self.seed, "gradient spread", self.round_number, client)
-        order = rng.permutation(self.federation.parts[client])
-        size = self.trainer.training.batch_size
-        batches = [order[first : first + size] for first in range(0, len(order), size)]
-        rows = self.trainer.gradients(self.model, [Job(0, b) for b in batches], self.data)
-        return float((rows - rows.mean(dim=0)).double().square().sum(dim=1).mean().sqrt())
+        size, spreads = self.trainer.training.batch_size, []
+        for client in self.ids:
+            rng = stream(self.seed, "gradient spread", self.round_number, client)
+            order = rng.permutation(self.federation.parts[client])
+            batches = [Job(0, order[at : at + size]) for at in range(0, len(order), size)]
+            rows = self.trainer.gradients(self.model, batches, self.data)
+            spreads.append((rows - rows.mean(dim=0)).double().square().sum(dim=1).mean().sqrt())
+        return np.array([float(spread) for spread in spreads])
 
     def trained(self, fresh: bool = True) -> Vectors:
         """Return models after training on batches of their own, or those that clients hold."""
         if not fresh:
             return TensorVectors(torch.stack([self.held.get(c, self.model) for c in self.ids]))
         parts, number = [self.federation.parts[c] for c in self.ids], self.round_number
-        names = [f"query/{c}" for c in self.ids]
-        work = jobs(self.trainer, self.seed, number, names, parts)
+        work = jobs(self.trainer, self.seed, number, [f"query/{c}" for c in self.ids], parts)
         lr = lr_at(self.trainer, number)
         return TensorVectors(self.trainer.train(self.model, work, self.data, lr).clone())
 

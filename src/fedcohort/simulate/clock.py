@@ -1,9 +1,7 @@
 """Simulated devices and time: who is there, how fast they are, and how long a round waits.
 
-An `Availability` says who can take part in a round, `Durations` how fast each client computes and
-communicates, and `Pace` how long a round waits: for everybody, for the first of more clients than
-needed, or until a deadline. `Pace.close` decides from the arrivals alone, so that the simulator and
-a real server come to the same result.
+`Pace.close` decides from the arrivals alone, so that the simulator and a Flower server come to the
+same result.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
@@ -54,7 +53,6 @@ PHONE_MILLISECONDS = (60, 80, 96, 125, 148, 194, 235, 309, 406, 559)
 # the 19 phones that FLASH measured (Yang et al., WWW 2021; speed_distri.json of its code).
 PHONE_KILOBYTES = (1164, 2682, 3053, 3462, 3739, 3923, 4266, 5565, 6699, 8006)
 MAX_DRAWS = 1000  # of a round in which nobody is there
-
 
 Ids: TypeAlias = Sequence[ClientId]
 
@@ -112,8 +110,8 @@ class Diurnal(Bernoulli):
     """Phones that are there at night rather than by day, some of them often and others hardly ever.
 
     Each client is like one of the measured phones (see `PHONES`), and its probability follows the
-    hour of the day (see `HOURS`); the first round begins at midnight. `share` is the mean share of
-    the clients that are there; the default is about what was measured.
+    hour of the day (see `HOURS`), from midnight on. `share` is the mean share of the clients that
+    are there; the default is about what was measured.
     """
 
     def __init__(
@@ -122,18 +120,19 @@ class Diurnal(Bernoulli):
         share: Annotated[float, Range(0, 1, above=True)] = 0.1,
     ) -> None:
         self.rounds_per_day, self.share = rounds_per_day, share
-        self._habits: dict[ClientId, float] = {}
 
     def chances(self, number: int, clients: Ids) -> NDArray[np.float64]:
         """Return each client's probability to be there in a round."""
         hour = 24 * (number % self.rounds_per_day) // self.rounds_per_day
-        for client in clients:
-            if client not in self._habits:
-                self._habits[client] = float(stream(0, "diurnal", client).choice(PHONES))
-        habits = np.array([self._habits[c] for c in clients])
+        habits = np.array([_habit(client) for client in clients])
         factor = HOURS[hour] / np.mean(HOURS) * self.share / np.mean(PHONES)
-        chances: NDArray[np.float64] = np.minimum(habits * factor, 1.0)
-        return chances
+        return np.asarray(np.minimum(habits * factor, 1.0))
+
+
+@cache
+def _habit(client: ClientId) -> float:
+    """Return how often the phone is there that a client is like."""
+    return float(stream(0, "diurnal", client).choice(PHONES))
 
 
 class Trace:
@@ -142,9 +141,8 @@ class Trace:
     def __init__(self, rounds: Mapping[int, Ids]) -> None:
         if not rounds or min(rounds) != 1:
             raise ConfigError("Trace: the trace must start with round 1")
-        for number, clients in rounds.items():
-            if not clients:
-                raise ConfigError(f"Trace: no client is available in round {number}")
+        if empty := [number for number, clients in rounds.items() if not clients]:
+            raise ConfigError(f"Trace: no client is available in round {empty[0]}")
         self.rounds = {number: set(rounds[number]) for number in sorted(rounds)}
 
     @classmethod
@@ -152,10 +150,9 @@ class Trace:
         """Read a CSV file with the columns round and client."""
         rounds: dict[int, list[ClientId]] = {}
         for where, row in _rows(path, ("round", "client")):
-            if not (row["round"].isascii() and row["round"].isdigit()) or len(row["round"]) > 15:
-                raise ConfigError(f"{where}: round={row['round']!r:.40} must be a whole number")
+            number = typed(Count, parse_value(row["round"]), f"{where}: round")
             client = check_id(row["client"], f"{where}: client")
-            rounds.setdefault(int(row["round"]), []).append(client)
+            rounds.setdefault(number, []).append(client)
         return cls(rounds)
 
     def available(self, number: int, clients: Ids, rng: Generator) -> Ids:

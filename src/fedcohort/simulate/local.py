@@ -1,10 +1,8 @@
-"""Local training: what a client does with the model it receives.
+"""Local training: what a client does with the model it receives, on which batches.
 
-`LocalTraining` holds the settings; `batch_plans` draws the batches, whose order depends only on
-(seed, round, client), so every engine, and a real client elsewhere, trains on the same batches.
-
-This module is also the one door to `modelstack`, which trains and knows nothing of federations.
-Names that need PyTorch are loaded on first use, so that settings can be checked without it.
+The order of the batches depends only on (seed, round, client): every engine, and a real client
+elsewhere, trains on the same. This module is also the one door to `modelstack`; names that need
+PyTorch are loaded on first use, so that settings can be checked without it.
 """
 
 from __future__ import annotations
@@ -75,9 +73,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class LocalTraining(Training):
-    """How a selected client trains.
-
-    The optimizer starts anew in every round.
+    """How a selected client trains; the optimizer starts anew in every round.
 
     Parameters
     ----------

@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
+from string import digits
 from typing import Any, cast
 
 import numpy as np
@@ -61,66 +63,48 @@ def _mlp(*hidden: int, dropout: float = 0.0) -> Callable[[Shape, int], nn.Module
 
 
 def _conv_net(
-    channels: Sequence[int],
-    hidden: Sequence[int],
-    *,
-    kernel: int = 5,
-    pads: Sequence[int] = (0, 0, 0),
-    pooled: int = 2,
+    layers: str, hidden: Sequence[int], *, kernel: int = 5, pads: Sequence[int] = (0, 0, 0)
 ) -> Callable[[Shape, int], nn.Module]:
-    """Convolutions, the first `pooled` of them followed by 2x2 maxima, then dense layers."""
+    """Layers by name, ``convN`` having N channels, then dense layers of these sizes."""
 
     def make(shape: Shape, classes: int) -> nn.Module:
-        layers, depth = _image(shape)
-        for i, (out, pad) in enumerate(zip(channels, pads, strict=False), start=1):
-            layers.append((f"conv{i}", nn.Conv2d(depth, out, kernel, padding=pad)))
-            layers += [(f"pool{i}", nn.MaxPool2d(2))] if i <= pooled else []
-            layers.append((f"relu{i}", nn.ReLU()))
-            depth = out
-        return _with_head(layers, shape, hidden, classes)
+        if len(shape) not in (2, 3):
+            raise ConfigError(
+                f"input_shape={tuple(shape)}: a convolution needs (channels, height, width) or "
+                "(height, width)"
+            )
+        depth, net, count = 1, OrderedDict[str, nn.Module](), Counter[str]()
+        if len(shape) == 3:
+            depth = shape[0]
+        else:
+            net["channel"] = nn.Unflatten(1, (1, shape[0]))
+        for name in layers.split():
+            kind = name.rstrip(digits)
+            count[kind] += 1
+            place = f"{kind}{count[kind]}"
+            if kind == "conv":
+                channels, pad = int(name.removeprefix(kind)), pads[count[kind] - 1]
+                net[place] = nn.Conv2d(depth, channels, kernel, padding=pad)
+                depth = channels
+            else:
+                net[place] = LAYERS[kind]()
+        try:
+            features = nn.Sequential(net)(torch.zeros(1, *shape)).numel()
+        except RuntimeError:
+            text = f"input_shape={tuple(shape)} is too small for this model's convolutions"
+            raise ConfigError(text) from None
+        dense = _dense([features, *hidden], classes)
+        return nn.Sequential(OrderedDict([*net.items(), ("flatten", nn.Flatten()), *dense]))
 
     return make
 
 
-def _image(shape: Shape) -> tuple[list[tuple[str, nn.Module]], int]:
-    """Return the first layers and the channels; (height, width) is one channel."""
-    if len(shape) == 3:
-        return [], shape[0]
-    if len(shape) == 2:
-        return [("channel", nn.Unflatten(1, (1, shape[0])))], 1
-    raise ConfigError(
-        f"input_shape={tuple(shape)}: a convolution needs (channels, height, width) or "
-        "(height, width)"
-    )
-
-
-def _with_head(
-    layers: list[tuple[str, nn.Module]], shape: Shape, hidden: Sequence[int], classes: int
-) -> nn.Module:
-    """Return a network of convolutions and then dense layers of these sizes."""
-    try:
-        features = nn.Sequential(OrderedDict(layers))(torch.zeros(1, *shape)).numel()
-    except RuntimeError:
-        text = f"input_shape={tuple(shape)} is too small for this model's convolutions"
-        raise ConfigError(text) from None
-    dense = _dense([features, *hidden], classes)
-    return nn.Sequential(OrderedDict([*layers, ("flatten", nn.Flatten()), *dense]))
-
-
-def _lrn_cnn(shape: Shape, classes: int) -> nn.Module:
-    """The network of TensorFlow's old CIFAR tutorial; its alpha is a ninth of PyTorch's."""
-    layers, depth = _image(shape)
-    layers += [
-        ("conv1", nn.Conv2d(depth, 32, 5, padding=2)),
-        ("pool1", nn.MaxPool2d(2)),
-        ("relu1", nn.ReLU()),
-        ("norm1", nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)),
-        ("conv2", nn.Conv2d(32, 32, 5, padding=2)),
-        ("relu2", nn.ReLU()),
-        ("norm2", nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)),
-        ("pool2", nn.MaxPool2d(2)),
-    ]
-    return _with_head(layers, shape, [256], classes)
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "pool": partial(nn.MaxPool2d, 2),
+    "relu": nn.ReLU,
+    # As in TensorFlow's old CIFAR tutorial, whose alpha is a ninth of PyTorch's.
+    "norm": partial(nn.LocalResponseNorm, 9, alpha=0.001, beta=0.75, k=1.0),
+}
 
 
 class CharLSTM(nn.Module):
@@ -138,20 +122,20 @@ class CharLSTM(nn.Module):
         return cast(Tensor, self.output(outputs[:, -1]))
 
 
+THREE = "conv32 pool relu conv64 pool relu conv64 relu"
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp-512": _mlp(512),
     "mlp-64-30": _mlp(64, 30),
     "fedcor-mlp": _mlp(64, 30, dropout=0.5),
     "fcnn-300": _mlp(300),
-    "lenet5": _conv_net((6, 16), (120, 84), pads=(2, 0)),
-    "cnn": _conv_net((32, 64), (512,)),
-    "fedcor-cnn": _conv_net((32, 64, 64), (), kernel=3),
-    "fedcor-cnn-64": _conv_net((32, 64, 64), (64,), kernel=3),
-    "cifar-cnn": _conv_net((6, 16), (120, 84)),
-    "lrn-cnn": _lrn_cnn,
+    "lenet5": _conv_net("conv6 pool relu conv16 pool relu", (120, 84), pads=(2, 0)),
+    "cnn": _conv_net("conv32 pool relu conv64 pool relu", (512,)),
+    "fedcor-cnn": _conv_net(THREE, (), kernel=3),
+    "fedcor-cnn-64": _conv_net(THREE, (64,), kernel=3),
+    "cifar-cnn": _conv_net("conv6 pool relu conv16 pool relu", (120, 84)),
+    "lrn-cnn": _conv_net("conv32 pool relu norm conv32 relu norm pool", (256,), pads=(2, 2)),
     "char-lstm": lambda shape, classes: CharLSTM(classes),
 }
-
 
 INITS: dict[str, Callable[[Tensor], Tensor]] = {
     "kaiming-uniform": nn.init.kaiming_uniform_,

@@ -18,10 +18,10 @@ from fedcohort.gates import GATES, Gate
 from fedcohort.partition import IndexArray
 from fedcohort.policies.base import POLICIES, Policy
 from fedcohort.registry import make
-from fedcohort.rounds import ClientId, Selection, stream
+from fedcohort.rounds import ClientId, RoundRecord, Selection, stream
 from fedcohort.session import LOG, Session
 from fedcohort.signals.catalog import SIGNALS
-from fedcohort.simulate.aggregation import AGGREGATIONS, Aggregation, Mean
+from fedcohort.simulate.aggregation import AGGREGATIONS, Mean
 from fedcohort.simulate.clients import Embed, Insight, SimulatedClients, TensorVectors
 from fedcohort.simulate.clock import Arrivals, Availability, Durations, Pace
 from fedcohort.simulate.local import Data, Trainer
@@ -59,7 +59,7 @@ class Seed:
         *,
         policy: str | Policy,
         cohort_size: int,
-        aggregation: str | Aggregation,
+        aggregation: str | Mean,
         durations: Durations | Callable[[Sequence[ClientId], int], Durations] | None,
         pace: Pace,
         gate: str | Gate | None,
@@ -81,15 +81,14 @@ class Seed:
         federation, held_out = split_off(federation, holdout, seed)
         self.seed, self.federation, self.trainer, self.model = seed, federation, trainer, model
         self.model_bytes = model.numel() * model.element_size()
-        self.aggregation: Aggregation = fresh(aggregation, AGGREGATIONS, "aggregation")
-        weighted = getattr(self.aggregation, "weighted", None)  # an object need not say
+        self.aggregation: Mean = fresh(aggregation, AGGREGATIONS, "aggregation")
         self.session = Session(
             fresh(policy, POLICIES, "policy"),
             cohort_size=asked,
             seed=seed,
             gate=None if gate is None else fresh(gate, GATES, "gate"),
             model_bytes=self.model_bytes,
-            averaging=None if weighted is None else "size" if weighted else "equal",
+            averaging="size" if self.aggregation.weighted else "equal",
         )
         self.everybody = SimulatedClients(
             self.clients, trainer, data, federation, seed, 0, model, held_out, insight, embed,
@@ -150,56 +149,48 @@ class Seed:
         in_time = bool(self.training) and self.training == self.arrivals.used and not self.late
         return plain and self.selection.weights is None and in_time
 
-    def aggregate(
-        self, number: int, trained: torch.Tensor, mean: torch.Tensor | None = None
-    ) -> int:
+    def aggregate(self, trained: torch.Tensor, mean: torch.Tensor | None = None) -> int:
         """Take the trained models, one row per training client, through gate and aggregation.
 
         Clients whose model is not finite have not answered; the number of the others is returned.
         `mean` is the next model, where it is known to be finite. `finish` must follow; in between,
         a GPU can evaluate the new model.
         """
-        finite = np.ones(len(trained), bool)
         if mean is None and self.takes_plain_mean():
             mean = self.aggregation.step(self.model, trained, [1] * len(trained))
             mean = mean if bool(torch.isfinite(mean.sum())) else None
+        row_of = {client: row for row, client in enumerate(self.training)}
         if mean is None:  # a finite mean shows that all models are
-            finite = torch.isfinite(trained.sum(dim=1)).cpu().numpy()
-        usable = tuple(c for c, fine in zip(self.training, finite, strict=True) if fine)
-        cut = tuple(c for c in usable if c in self.arrivals.cut)
-        rows = _rows_of(cut, self.training, trained) if cut else ()
-        still_out = dict(zip(cut, rows, strict=True))
-        clients = tuple(c for c in usable if c not in still_out)
-        models = _rows_of(clients, self.training, trained)
-        self.finished = self._admitted(clients, models)
-        models = _rows_of(self.finished, clients, models)
+            finite = torch.isfinite(trained.sum(dim=1)).tolist()
+            row_of = {client: row for client, row in row_of.items() if finite[row]}
+        still_out = {c: trained[row_of[c]] for c in self.arrivals.cut if c in row_of}
+        clients = tuple(c for c in row_of if c not in still_out)
+        self.finished = self._admitted(clients, _rows(trained, [row_of[c] for c in clients]))
+        models = _rows(trained, [row_of[c] for c in self.finished])
         before = self.model
         self._replies = self._replies_of(models) if self.finished else {}
         if self.finished or self.late:
-            self.model = self.next_model(number, models) if mean is None else mean
+            self.model = self._next_model(models) if mean is None else mean
         if self.finished and self.session.gate is not None:
             self.session.gate.aggregated(TensorVectors(before), TensorVectors(self.model))
             if not self.session.gate.carries_over:
                 self.differences.clear()
         for client, model in still_out.items():
             arrival = self.clock + self._round_seconds[client]
-            self.pending[client] = Pending(number, arrival, model - before)
-        return len(usable)
+            self.pending[client] = Pending(self.round_number, arrival, model - before)
+        return len(row_of)
 
     def collect(self, name: str, clients: Sequence[ClientId], **given: Any) -> Readings:
         """Answer a signal for some clients, as a session asks for it."""
         options = self.session.policy.signal_options.get(name, {})
-        self._choose_embedder(int(options.get("refresh", 0)))
+        refresh = int(options.get("refresh", 0))
+        due = self.round_number - self.round_number % refresh if refresh else 0
+        if due > self.embedder_round:  # all sketches since the last refresh are comparable
+            self.embedder, self.embedder_round = self.model, due
         now = {key: getattr(self, key) for key in ("round_number", "held", "model", "embedder")}
         if SIGNALS[name].model == "initial":
             now["model"] = self.initial
         return SIGNALS[name].readings(replace(self.everybody, ids=clients, **now, **given), options)
-
-    def _choose_embedder(self, refresh: int) -> None:
-        """Embed by the model of the last refresh, so that all sketches since are comparable."""
-        due = self.round_number - self.round_number % refresh if refresh else 0
-        if due > self.embedder_round:
-            self.embedder, self.embedder_round = self.model, due
 
     def _replies_of(self, trained: torch.Tensor) -> dict[str, Readings]:
         """Return what comes with the updates, and charge the gradients that are sent beside them.
@@ -224,6 +215,31 @@ class Seed:
         self._measured.update((c, self._round_seconds[c]) for c in self.finished)
         self.clock += self.arrivals.seconds
 
+    def record(
+        self, accuracy: float | None, loss: float | None, train_accuracy: float | None
+    ) -> RoundRecord:
+        """Return what became of the round that was finished last."""
+        return RoundRecord(
+            seed=self.seed,
+            round=self.round_number + 1,
+            accuracy=accuracy,
+            loss=loss,
+            selected=self.selection.clients,
+            finished=self.finished,
+            bytes_up=self.session.ledger.total("up", self.round_number),
+            bytes_down=self.session.ledger.total("down", self.round_number),
+            seconds=self.arrivals.seconds,
+            elapsed=self.clock,
+            skipped=self.session.skipped,
+            withheld=self.withheld,
+            cut=self.arrivals.cut,
+            late=self.late,
+            slowest=self.arrivals.slowest,
+            working=self.arrivals.working,
+            waiting=self.arrivals.waiting,
+            train_accuracy=train_accuracy,
+        )
+
     def _admitted(
         self, clients: tuple[ClientId, ...], models: torch.Tensor
     ) -> tuple[ClientId, ...]:
@@ -243,7 +259,7 @@ class Seed:
                 self.differences[client] = model - self.model
         return admitted
 
-    def next_model(self, number: int, updates: torch.Tensor) -> torch.Tensor:
+    def _next_model(self, updates: torch.Tensor) -> torch.Tensor:
         """Return the global model after the round's updates and the late ones that arrive in it."""
         sizes = [len(self.federation.parts[c]) for c in (*self.finished, *self.late)]
         weights = self.selection.weights_of(self.finished)
@@ -252,7 +268,7 @@ class Seed:
             self.session.charge("model", "up", dict.fromkeys(self.late, self.model_bytes))
             rows = [self.model + update.step for update in arrived]
             updates = torch.cat([updates, torch.stack(rows)])
-            each = sizes if getattr(self.aggregation, "weighted", None) else [1] * len(sizes)
+            each = sizes if self.aggregation.weighted else [1] * len(sizes)
             shares = [size / sum(each[: len(self.finished)] or each) for size in each]
             if weights is not None and weights:
                 mean = sum(weights) / len(weights)
@@ -262,7 +278,7 @@ class Seed:
             gaps = updates[fresh:] - updates[:fresh].mean(0)
             weights = self.pace.stale_weights(
                 shares[:fresh],
-                [(share, number - a.round) for share, a in stale],
+                [(share, self.round_number - a.round) for share, a in stale],
                 gaps.square().sum(1).tolist() if fresh else (),
             )
         return self.aggregation.step(self.model, updates, sizes, weights)
@@ -311,15 +327,9 @@ class Seed:
         self._measured = dict(state["measured"])
 
 
-def _rows_of(
-    wanted: tuple[ClientId, ...], clients: tuple[ClientId, ...], models: torch.Tensor
-) -> torch.Tensor:
-    """Return the rows of some clients; the usual case, all of them, copies nothing."""
-    if wanted == clients:
-        return models
-    position = {client: i for i, client in enumerate(clients)}
-    rows = torch.tensor([position[c] for c in wanted], dtype=torch.int64, device=models.device)
-    return models[rows]
+def _rows(models: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Return some rows; the usual case, all of them in order, copies nothing."""
+    return models if rows == list(range(len(models))) else models[rows]
 
 
 def split_off(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -17,8 +15,8 @@ from fedcohort.gates import Gate
 from fedcohort.options import Count, ShareBelowOne, typed
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import History, RoundRecord, is_over
-from fedcohort.session import LOG, Session
-from fedcohort.simulate.aggregation import Aggregation, equal_means
+from fedcohort.session import LOG
+from fedcohort.simulate.aggregation import Mean
 from fedcohort.simulate.clients import Embed, Insight
 from fedcohort.simulate.clock import Always, Availability, Durations, Pace
 from fedcohort.simulate.local import (
@@ -40,6 +38,9 @@ Models = nn.Module | Callable[[int], nn.Module]
 class Simulation:
     """Federated training, one round per `step`; `simulate` is the short way to use it.
 
+    Each of `seeds` has the `federation`, the `session` (policy, signals, ledger) and the `model` of
+    one seed.
+
     Parameters
     ----------
     data : Federation or callable
@@ -53,7 +54,7 @@ class Simulation:
     local : LocalTraining, optional
         What a client does with the model.
     aggregation : str or object, default="mean"
-        "mean", "size-weighted", "fedavgm", "fedadam", or an object with a `step` of its own.
+        "mean", "size-weighted", "fedavgm", "fedadam", or an object derived from `aggregation.Mean`.
     availability : Availability, optional
         Who is there in each round; everybody by default.
     durations : Durations or callable, optional
@@ -81,7 +82,7 @@ class Simulation:
         *,
         cohort_size: int,
         local: LocalTraining | None = None,
-        aggregation: str | Aggregation = "mean",
+        aggregation: str | Mean = "mean",
         availability: Availability | None = None,
         dropout: float = 0.0,
         durations: Durations | Callable[[Sequence[str], int], Durations] | None = None,
@@ -134,16 +135,6 @@ class Simulation:
             for seed, federation, start in zip(seeds, federations, models, strict=True)
         ]
 
-    @property
-    def sessions(self) -> list[Session]:
-        """The session of each seed, with its policy, signals and ledger."""
-        return [seed.session for seed in self.seeds]
-
-    @property
-    def federations(self) -> list[Federation]:
-        """Who holds which examples, for each seed."""
-        return [seed.federation for seed in self.seeds]
-
     @config_errors()
     def step(self) -> list[RoundRecord]:
         """Run one round of every seed and return one record per seed."""
@@ -151,12 +142,11 @@ class Simulation:
         for seed in self.seeds:
             seed.select(number, self.availability, self.dropout)
         trained = self._train(number)
-        ends = np.cumsum([0, *(len(seed.training) for seed in self.seeds)]).tolist()
+        cohorts = torch.split(trained, [len(seed.training) for seed in self.seeds])
+        means = self._means(trained)
         usable = [
-            seed.aggregate(number, trained[first:last], mean)
-            for seed, (first, last), mean in zip(
-                self.seeds, pairwise(ends), self._means(trained), strict=True
-            )
+            seed.aggregate(models, mean)
+            for seed, models, mean in zip(self.seeds, cohorts, means, strict=True)
         ]
         if len(trained) and not any(usable) and not self._diverged:
             self._diverged = True
@@ -166,12 +156,19 @@ class Simulation:
                 number + 1,
             )
         due = self.evaluate_every and not (number + 1) % self.evaluate_every
-        scores = self._scores(self.test_data) if due else None
-        trained_on = self._scores(self.train_data) if due and self.train_accuracy else None
+        test = self._scores(self.test_data) if due else None
+        training = self._scores(self.train_data) if due and self.train_accuracy else None
         for seed in self.seeds:  # while a GPU evaluates
             seed.finish()
         self.round_number += 1
-        return self._records(number, scores, trained_on)
+        unknown = [(None, None)] * len(self.seeds)
+        measured = (unknown if rows is None else rows.tolist() for rows in (test, training))
+        return [
+            seed.record(accuracy, loss, train_accuracy)
+            for seed, (accuracy, loss), (train_accuracy, _) in zip(
+                self.seeds, *measured, strict=True
+            )
+        ]
 
     def _train(self, number: int) -> torch.Tensor:
         """Train the cohorts of all seeds together, one row per client, in their order."""
@@ -198,47 +195,13 @@ class Simulation:
         plain = all(seed.takes_plain_mean() for seed in self.seeds)
         if trained.device.type in BATCHED_MEANS and alike and plain:
             current = torch.stack([seed.model for seed in self.seeds])
-            means = equal_means(current, trained.view(len(current), -1, trained.shape[1]))
+            means = Mean().step(current, trained.view(len(current), -1, trained.shape[1]), ())
             if bool(torch.isfinite(means.sum())):
                 return list(means)
         return [None] * len(self.seeds)
 
     def _scores(self, data: Data) -> torch.Tensor:
-        """Evaluate the models, without waiting for a GPU."""
         return self.trainer.scores(torch.stack([seed.model for seed in self.seeds]), data)
-
-    def _records(
-        self, number: int, scores: torch.Tensor | None, trained_on: torch.Tensor | None
-    ) -> list[RoundRecord]:
-        measured = [
-            [(None, None)] * len(self.seeds) if rows is None else rows.tolist()
-            for rows in (scores, trained_on)
-        ]
-        return [
-            RoundRecord(
-                seed=seed.seed,
-                round=number + 1,
-                accuracy=accuracy,
-                loss=loss,
-                selected=seed.selection.clients,
-                finished=seed.finished,
-                bytes_up=seed.session.ledger.total("up", number),
-                bytes_down=seed.session.ledger.total("down", number),
-                seconds=seed.arrivals.seconds,
-                elapsed=seed.clock,
-                skipped=seed.session.skipped,
-                withheld=seed.withheld,
-                cut=seed.arrivals.cut,
-                late=seed.late,
-                slowest=seed.arrivals.slowest,
-                working=seed.arrivals.working,
-                waiting=seed.arrivals.waiting,
-                train_accuracy=train_accuracy,
-            )
-            for seed, (accuracy, loss), (train_accuracy, _) in zip(
-                self.seeds, *measured, strict=True
-            )
-        ]
 
     def advance(
         self,
@@ -259,7 +222,7 @@ class Simulation:
                 on_round(records)
 
     def model(self, row: int = 0) -> nn.Module:
-        """Return a copy of the current global model of a seed, by its position."""
+        """Return a copy of the current global model of a seed, by its position in `seeds`."""
         return self.trainer.load(self.seeds[row].model, copy.deepcopy(self.architecture))
 
     def state_dict(self) -> dict[str, Any]:
@@ -310,6 +273,6 @@ def simulate(
     for name, value in (("rounds", rounds), ("patience", 1 if patience is None else patience)):
         typed(Count, value, f"simulate: {name}")
     simulation = Simulation(data, model, policy, cohort_size=cohort_size, **options)
-    histories = [History(s.seed) for s in simulation.sessions]
+    histories = [History(seed.seed) for seed in simulation.seeds]
     simulation.advance(histories, rounds, patience, on_round)
     return histories
