@@ -91,11 +91,13 @@ def test_policies_and_data(capsys):
         (["run", "."], "Is a directory"),
         (["run", "missing.toml"], "missing.toml: no such file"),
         (["run", "latin.toml"], "latin.toml"),
+        (["config", "show", "wrong.toml"], "wrong.toml: unknown key 'roundz'"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(arguments, complaint, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("latin.toml").write_bytes("rounds = 3 # é".encode("latin-1"))
+    Path("wrong.toml").write_text("roundz = 3")
     out = ["--out", str(tmp_path / "out")] if arguments[0] == "compare" else []
     assert invoke([*arguments, *out]) == 2
     captured = capsys.readouterr()

@@ -164,7 +164,8 @@ def compare(
 
     Example: `fedcohort compare --import my_policy.py --policies uniform,my-policy`
     """
-    from fedcohort.experiments.compare import settings_of
+    from fedcohort.experiments.compare import DEFAULT_SETTING, settings_of
+    from fedcohort.experiments.config import read
 
     given: dict[str, Any] = {
         "data.dataset": dataset,
@@ -177,22 +178,21 @@ def compare(
         "target": target,
         "gate": gate,
     }
-    setting = _setting(config, overrides(given, set_), import_all(imports))
-    settings = settings_of(setting, _policies(policies))
+    setting = DEFAULT_SETTING if config is None else read(config)
+    given["imports"] = [*setting.imports, *import_all(imports)]
+    settings = settings_of(_changed(setting, overrides(given, set_)), _policies(policies))
     _run_several(settings, out, resume, ray, format)
     if format is Format.table:
         typer.echo(f"Rounds are in {out}; `fedcohort report {out}` makes a page of them")
 
 
-def _setting(config: Path | None, given: dict[str, Any], imports: list[str]) -> Experiment:
-    """Return the setting of a file, or the default one, with the given keys on top."""
-    from fedcohort.experiments.compare import DEFAULT_SETTING
-    from fedcohort.experiments.config import dump, parse, put, read
+def _changed(setting: Experiment, given: Mapping[str, Any]) -> Experiment:
+    """Return a setting with the given keys on top."""
+    from fedcohort.experiments.config import dump, parse, put
 
-    values = dump(DEFAULT_SETTING if config is None else read(config))
+    values = dump(setting)
     if "data.partition" in given:
         values["data"]["options"] = {}  # those of another partition
-    values["imports"] = [*values["imports"], *imports]
     for key, value in given.items():
         put(values, key, value)
     return parse(values)
@@ -240,15 +240,13 @@ def config_show(
 
     Example: `fedcohort config show paper:fedcor-2spc`
     """
-    from fedcohort.experiments.config import dump, parse, put, read_values, to_toml
+    from fedcohort.experiments.compare import read
+    from fedcohort.experiments.config import Experiment, dump, to_toml
 
     given = overrides({}, set_)
-    values: dict[str, Any] = {} if config is None else read_values(config, given)
-    if "sweep" in values:
+    experiment = _changed(Experiment(), given) if config is None else read(config, given)
+    if isinstance(experiment, list):
         raise ConfigError(f"{config} is a sweep: remove its [sweep] table")
-    for key, value in given.items():
-        put(values, key, value)
-    experiment = parse(values)
     if format is Format.json:
         show_json(dump(experiment))
     else:
