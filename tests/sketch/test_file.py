@@ -109,6 +109,7 @@ def test_bombs_and_huge_claims_allocate_nothing_large():
         ({"n": None}, "not a number"),
         ({"n": True}, "not a number"),
         ({"width": 3}, "width"),
+        ({"width": True}, "width of True"),
         ({"width": 2}, "not 48 integers"),
         ({"hash": {"name": "sha"}}, "unknown hash family"),
         ({"transform": {"function": "os.system"}}, "function"),

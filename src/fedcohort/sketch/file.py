@@ -87,7 +87,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 def unpack_counts(packed: bytes, width: object, cells: int) -> NDArray[np.int64]:
     """Unpack exactly `cells` integers, or refuse."""
-    if not isinstance(width, int) or width not in (1, 2, 4, 8):
+    if type(width) is not int or width not in (1, 2, 4, 8):
         raise InvalidSketch(f"counts cannot have a width of {width!r} bytes")
     size = cells * width
     if size > 8 * MAX_CELLS or size > MAX_RATIO * len(packed):
