@@ -435,6 +435,13 @@ def test_damaged_files(tmp_path, suffix):
             rows(path, columns=("a",))
 
 
+def test_our_own_mistakes_are_not_called_damage(path, monkeypatch):
+    """A TypeError in this package was "cannot be read: a header in it is damaged"."""
+    monkeypatch.setattr("fedcohort.files.tables._within_memory", None)
+    with pytest.raises(TypeError, match="not callable"):
+        rows(path, columns=("a",))
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -4,14 +4,15 @@ A Parquet or Arrow file of a few kilobytes can hold a page of a billion zeros, o
 each of a million rows. PyArrow finds out while it reads, and its own access to these numbers ends
 the process on a damaged file. So the headers of all pages (Parquet, in Thrift's compact protocol)
 and batches (Arrow, in FlatBuffers) are decoded here. They bind PyArrow, too: it unpacks no more
-than they say. What a damaged header raises, `source.reading` names.
+than they say.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,16 @@ MAX_TEXTS = 1 << 28  # bytes of texts that are stored by what differs, unpacked 
 BYTE_ARRAY, DELTA_BYTE_ARRAY = 6, 7  # Parquet's codes of a type and of an encoding
 
 
+@contextmanager
+def _decoding() -> Iterator[None]:
+    """Say in one way that a header holds something else, or less, than its format says."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, struct.error) as error:
+        raise ValueError("a header in it is damaged") from error
+
+
+@_decoding()
 def parquet_plan(path: Path, columns: Sequence[str], rows: int) -> tuple[int, list[str]]:
     """Return how many rows to read at a time and what as dictionaries, or refuse.
 
@@ -50,6 +61,7 @@ def parquet_plan(path: Path, columns: Sequence[str], rows: int) -> tuple[int, li
     return rows, sorted(texts)
 
 
+@_decoding()
 def check_arrow(path: Path, messages: Any) -> None:
     """Refuse an Arrow file by its messages, as `pyarrow.ipc.MessageReader` gives them."""
     for message in messages:

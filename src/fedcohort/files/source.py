@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import bz2
 import gzip
+import lzma
 import re
 import shutil
-import struct
 import sys
 import tempfile
 import urllib.request
+import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +37,10 @@ BLOCK_ROWS = 1 << 16
 BLOCK_TEXTS = 4096
 MAX_LINE = 1 << 20
 NULL_VALUES = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null")
+DAMAGED = (  # what the readers of the standard library raise on a damaged file
+    *(OSError, EOFError, ValueError, ArithmeticError, MemoryError, RuntimeError),
+    *(zlib.error, lzma.LZMAError, zipfile.BadZipFile),
+)
 IDENTIFIER = re.compile(r"(^|[_. -])(id|uuid|guid|mrn|row_?names?|index)$|^Unnamed: 0$", re.I)
 ENDINGS = {
     "parquet": r"\.(parquet|pq)",
@@ -390,17 +396,16 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def reading(where: Any) -> Iterator[None]:
-    """Turn what a damaged file raises into a DataError; every parser has errors of its own."""
+def reading(where: Any, *more: type[Exception]) -> Iterator[None]:
+    """Turn what a damaged file raises into a DataError; `more` is what its parser adds."""
+    damage: tuple[type[Exception], ...] = (*DAMAGED, *more)
     try:
         yield
     except (FedcohortError, UnicodeEncodeError):  # the latter: the file's own name
         raise
     except UnicodeDecodeError:
         raise DataError(f"{where}: cannot be read: a name or a text in it is not UTF-8") from None
-    except (LookupError, TypeError, AttributeError, struct.error) as error:
-        raise DataError(f"{where}: cannot be read: a header in it is damaged") from error
-    except Exception as error:
+    except damage as error:
         why = str(error)[:300] or "it ends too early"
         raise DataError(f"{where}: cannot be read: {why}") from error
 

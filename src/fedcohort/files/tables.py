@@ -13,8 +13,8 @@ import csv
 import re
 import sqlite3
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from datetime import date
 from functools import cached_property
 from itertools import islice, pairwise
@@ -43,6 +43,7 @@ MAX_BATCH = 1 << 26  # bytes of text that a batch may take when its dictionaries
 HEAD = 1 << 16  # bytes of a CSV file that show how it is written
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 DELIMITERS = (",", ";", "\t", "|")
+WORKBOOK = (LookupError, TypeError, AttributeError, AssertionError, SyntaxError)  # by openpyxl
 MARKS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
@@ -84,7 +85,7 @@ class Table:
     @cached_property
     def schema(self) -> Any:
         """Columns and types that the file holds."""
-        with reading(self.where):
+        with reading(self.where, pa.ArrowException):
             schema = self._schema()
             schema.names  # noqa: B018 - decodes them
             return schema
@@ -121,7 +122,7 @@ class Table:
         fractions later on, and a text is read as it is written.
         """
         inside = [c for c in columns if c in self.inside]
-        with reading(self.where):
+        with reading(self.where, pa.ArrowException):
             for batch in self._stream(inside, rows, forced or {}):
                 batch.validate(full=True)  # offsets and indexes of a damaged file lead anywhere
                 for part in _within_memory(batch, rows):
@@ -141,7 +142,7 @@ class ParquetTable(Table):
     @property
     def rows(self) -> int | None:
         """Rows, as the footer says."""
-        with reading(self.where):
+        with reading(self.where, pa.ArrowException):
             count: int = pa.parquet.read_metadata(self.path).num_rows
         return count
 
@@ -161,7 +162,7 @@ class CsvTable(Table):
     @cached_property
     def dialect(self) -> Dialect:
         """How the file is written: as stated, or as its first lines show."""
-        with reading(self.where):
+        with reading(self.where, pa.ArrowException):
             return find_dialect(self.path, self._want.csv, self._want.null_values)
 
     @property
@@ -401,7 +402,8 @@ class RowsTable(Table):
 
     as_written = True
 
-    def _rows(self) -> Any:
+    def _rows(self) -> Generator[Sequence[Any]]:
+        """Yield the names of the columns, then the rows; damage is a DataError."""
         raise NotImplementedError
 
     def _schema(self) -> Any:
@@ -410,7 +412,7 @@ class RowsTable(Table):
         raise DataError(f"{self.where}: no rows")
 
     def _stream(self, columns: list[str] | None, rows: int, forced: Forced) -> Any:
-        with self._rows() as values:
+        with closing(self._rows()) as values:
             names = ["" if name is None else str(name) for name in next(values, ())]
             wanted = names if columns is None else columns
             places = range(len(names)) if columns is None else map(names.index, columns)
@@ -438,46 +440,42 @@ def _written(value: Any) -> str:
 class SheetTable(RowsTable):
     """A sheet of an Excel file, whose first row has the names."""
 
-    @contextmanager
-    def _rows(self) -> Iterator[Any]:
+    def _rows(self) -> Generator[Sequence[Any]]:
         from openpyxl import load_workbook
 
-        with zipfile.ZipFile(self.path) as archive:
-            unpacked = sum(member.file_size for member in archive.infolist())
-            check_unpacked(self.path, "the workbook", unpacked)
-        with closing(load_workbook(self.path, read_only=True, data_only=True)) as book:
-            sheet = _choice(self.where, "sheets", book.sheetnames, self._want.table)
-            rows = book[sheet].iter_rows(values_only=True)
-            yield (row for row in rows if any(value is not None for value in row))
+        with reading(self.where, *WORKBOOK):
+            with zipfile.ZipFile(self.path) as archive:
+                unpacked = sum(member.file_size for member in archive.infolist())
+                check_unpacked(self.path, "the workbook", unpacked)
+            with closing(load_workbook(self.path, read_only=True, data_only=True)) as book:
+                sheet = _choice(self.where, "sheets", book.sheetnames, self._want.table)
+                rows = book[sheet].iter_rows(values_only=True)
+                yield from (row for row in rows if any(value is not None for value in row))
 
 
 class QueryTable(RowsTable):
     """What a SELECT gives over a DB-API connection; it is executed again for every pass."""
 
-    @contextmanager
-    def _rows(self) -> Iterator[Any]:
+    def _rows(self) -> Generator[Sequence[Any]]:
         if self._want.table is None:
             raise ConfigError("a connection needs the query: Want(table='SELECT ...')")
-        with closing(self.path.cursor()) as cursor:
+        # A driver has errors of its own.
+        with reading(self.where, Exception), closing(self.path.cursor()) as cursor:
             cursor.execute(self._want.table)
-            yield self._all(cursor)
-
-    def _all(self, cursor: Any) -> Iterator[Any]:
-        """Yield the names of the columns, then the rows."""
-        yield tuple(field[0] for field in cursor.description or ())
-        while rows := cursor.fetchmany(FIRST_ROWS):
-            yield from rows
+            yield from _rows_of(cursor)
 
 
-class SqliteTable(QueryTable):
+class SqliteTable(RowsTable):
     """A table of a SQLite file, or what a SELECT gives."""
 
-    @contextmanager
-    def _rows(self) -> Iterator[Any]:
+    def _rows(self) -> Generator[Sequence[Any]]:
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True)) as base:
+        with (
+            reading(self.where, sqlite3.Error),
+            closing(sqlite3.connect(uri, uri=True)) as base,
+        ):
             base.execute("PRAGMA trusted_schema = OFF")
-            yield self._all(base.execute(self._query(base)))
+            yield from _rows_of(base.execute(self._query(base)))
 
     def _query(self, base: sqlite3.Connection) -> str:
         if self._want.table is not None and re.match(r"(select|with)\s", self._want.table, re.I):
@@ -486,6 +484,12 @@ class SqliteTable(QueryTable):
         name = _choice(self.where, "tables", [row[0] for row in listed], self._want.table)
         quoted = name.replace('"', '""')
         return f'SELECT * FROM "{quoted}"'
+
+
+def _rows_of(cursor: Any) -> Iterator[Sequence[Any]]:
+    yield tuple(field[0] for field in cursor.description or ())
+    while rows := cursor.fetchmany(FIRST_ROWS):
+        yield from rows
 
 
 FORMATS: dict[str, type[Table]] = {
