@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.mod import fixedclipping_mod
+
+METRICS = MetricRecord({"num-examples": 1})
 
 
 def test_an_upload_without_a_probe_is_an_error(client, context):
@@ -65,3 +67,23 @@ def test_our_training_reads_fedproxs_mu(digits, client):
         return sum(float(np.abs(trained[k].numpy() - arrays[k].numpy()).sum()) for k in arrays)
 
     assert step(5.0) < 0.8 * step(0.0)
+
+
+def test_a_signal_of_the_apps_own_training_does_not_change_where_a_gated_client_starts(
+    client, context
+):
+    """It goes on from the update that the gate left with it; the signal is of the global model."""
+    starts = []
+
+    def train(message, context):
+        (given,) = message.content["arrays"].to_numpy_ndarrays()
+        starts.append(given[0])
+        content = RecordDict({"arrays": ArrayRecord([given + 1]), "metrics": METRICS})
+        return Message(content, reply_to=message)
+
+    app = client.app(train=train)
+    kind, entries = "train.fedcohort_probe", {"gate": "cmfl", "version": "v"}
+    client.send(app, client.message(kind, client.arrays, **entries), context)
+    entries |= {"signals": ("gradient_sketch",), "options": {"gradient_sketch": {"k": 2}}}
+    client.send(app, client.message(kind, client.arrays, round=1, **entries), context)
+    assert starts == [0, 0, 1]  # the first round, the signal, the second round

@@ -73,7 +73,10 @@ def request_of(message: Message) -> Request:
     """Return the request in a message; a plain one if it comes from another strategy."""
     text = config_of(message).get(RECORD)
     if text is not None:
-        return Request.from_json(text)
+        request = Request.from_json(text)
+        for signal in request.signals:
+            lookup("signal", signal, SIGNALS)
+        return request
     configs = message.content.config_records.values()
     numbers = [r["server-round"] for r in configs if "server-round" in r]
     name = next(iter(message.content.array_records), "arrays")
@@ -186,12 +189,20 @@ class Answers:
     evaluate: Handler | None
     private_by: str = ""
 
+    def asked(self, message: Message, context: Context) -> Asked:
+        """Return what answers one message."""
+        if self.model is None:
+            return Asked(self, message, context)
+        from fedcohort.flower.client.model import Measured
+
+        return Measured(self, message, context)
+
     def reply(self, message: Message, context: Context) -> Message:
         """Say who this client is, where the server does not know, and answer its questions."""
-        request = request_of(message)
-        arrays, record = None, ConfigRecord()
+        client, record = self.asked(message, context), ConfigRecord()
+        request = client.request
         if any(SIGNALS[n].needs_model(request.options.get(n, {})) for n in request.signals):
-            arrays = self.arrays(request, message, Memory(context, request.run))
+            wire.payload(client.arrays)  # an error if it holds none
             record["held"] = request.version
         if not request.client:
             try:
@@ -199,47 +210,48 @@ class Answers:
             except ConfigError as error:  # it may be known by a key or name
                 record["id.error"] = wire.error_line(error)
             record["tags"] = str(context.node_config.get("fedcohort-tags", ""))
-        record.update(self.asked(message, context, request, arrays).record(request.signals))
+        record.update(client.record(request.signals))
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
-    def asked(
-        self,
-        message: Message,
-        context: Context,
-        request: Request,
-        arrays: ArrayRecord | None,
-        reply: Message | None = None,
-    ) -> Asked:
-        """Return what answers one message."""
-        if self.model is None:
-            return Asked(self, message, context, request, arrays, reply)
-        from fedcohort.flower.client.model import Measured
+    def reads_metrics(self, name: str) -> bool:
+        """Whether a signal is read from the metrics of a training reply: a loss, without model."""
+        computed = self.model is not None or callable(self.loss)
+        return SIGNALS[name].work == "forward" and not computed
 
-        return Measured(self, message, context, request, arrays, reply)
 
-    def check_released(self, name: str, context: Context) -> None:
-        """ConfigError unless app, operator and budget let a signal leave this client."""
-        lookup("signal", name, SIGNALS)
-        if self.signals is not None and name not in self.signals:
-            raise ConfigError(f"this client does not release {name!r}: attach(signals=...)")
-        allowed = allowed_signals(context)
-        if allowed is not None and name not in allowed:
-            raise ConfigError(
-                f"the operator of this node does not release {name!r} (fedcohort-signals)"
-            )
-        privacy = Privacy.on_node(context, self.privacy)
-        check_covered(name, privacy)
-        if self.private_by and privacy is None and SIGNALS[name].tells_of_records({}):
-            warn_of_exact(self.private_by, name)
+class Asked(Clients):
+    """One client that answers one message, as signals see it: one row of everything.
 
-    def hides_size(self, context: Context) -> bool:
-        """Whether the number of this client's examples must not leave it."""
-        privacy = Privacy.on_node(context, self.privacy)
-        return privacy is not None and privacy.n == "private"
+    `trained_reply` is that of the training, where signals are read from its metrics.
+    """
 
-    def arrays(self, request: Request, message: Message, memory: Memory) -> ArrayRecord:
-        """Return the model that a message is about: in it, or kept from an earlier one."""
-        sent = message.content.array_records.get(request.arrays)
+    trained_reply: Message | None = None
+
+    def __init__(self, answers: Answers, message: Message, context: Context) -> None:
+        self.answers, self.message, self.context = answers, message, context
+        self.request = request_of(message)
+        try:  # the name of the budget's account, which the server has no say in
+            self.account = own_id(context)
+        except ConfigError:
+            self.account = "this client"
+        self.ids = (self.request.client or self.account,)
+        self._kind = ""
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What the client remembers of this run."""
+        return Memory(self.context, self.request.run)
+
+    @cached_property
+    def privacy(self) -> Privacy | None:
+        """What its sketches may reveal."""
+        return Privacy.on_node(self.context, self.answers.privacy)
+
+    @cached_property
+    def arrays(self) -> ArrayRecord:
+        """The model that the message is about: in it, or kept from an earlier one."""
+        request, memory = self.request, self.memory
+        sent = self.message.content.array_records.get(request.arrays)
         if sent is not None:
             if request.version:
                 memory.keep("model", {"": sent}, request.version)
@@ -252,42 +264,26 @@ class Answers:
             )
         return arrays_in(kept)
 
-    def reads_metrics(self, name: str) -> bool:
-        """Whether a signal is read from the metrics of a training reply: a loss, without model."""
-        computed = self.model is not None or callable(self.loss)
-        return SIGNALS[name].work == "forward" and not computed
-
-
-class Asked(Clients):
-    """One client that answers one message, as signals see it: one row of everything.
-
-    `reply` is that of the training, where signals are read from its metrics.
-    """
-
-    def __init__(
-        self,
-        answers: Answers,
-        message: Message,
-        context: Context,
-        request: Request,
-        arrays: ArrayRecord | None,
-        reply: Message | None = None,
-    ) -> None:
-        self.answers, self.message, self.context = answers, message, context
-        self.request, self.sent, self.trained_reply = request, arrays, reply
-        try:  # the name of the budget's account, which the server has no say in
-            self.account = own_id(context)
-        except ConfigError:
-            self.account = "this client"
-        self.ids = (request.client or self.account,)
-        self._kind = ""
+    def check_released(self, name: str) -> None:
+        """ConfigError unless app, operator and budget let a signal leave this client."""
+        allowed, own = allowed_signals(self.context), self.answers.signals
+        if own is not None and name not in own:
+            raise ConfigError(f"this client does not release {name!r}: attach(signals=...)")
+        if allowed is not None and name not in allowed:
+            raise ConfigError(
+                f"the operator of this node does not release {name!r} (fedcohort-signals)"
+            )
+        check_covered(name, self.privacy)
+        private_by = self.answers.private_by
+        if private_by and self.privacy is None and SIGNALS[name].tells_of_records({}):
+            warn_of_exact(private_by, name)
 
     def record(self, names: Iterable[str]) -> ConfigRecord:
         """Return the readings of signals, and why there is none of the others."""
         record = ConfigRecord()
         for name in names:
             try:
-                self.answers.check_released(name, self.context)
+                self.check_released(name)
                 record[name] = wire.to_bytes(self.reading(name))
                 if SIGNALS[name].reveals == "sketch":
                     record[f"{name}.kind"] = self._kind
@@ -306,20 +302,13 @@ class Asked(Clients):
         """Compute a signal."""
         options = self.request.options.get(name, {})
         k = int(options.get("k", 0))
-        if k > SHORT and self.sent is not None and k > len(self.start):
+        if k > SHORT and k > len(self.start):
             raise ConfigError(f"k={k} numbers to sketch a model of {len(self.start)}: refused")
         return np.asarray(SIGNALS[name].compute(self, options)[0])
 
-    @property
-    def arrays(self) -> ArrayRecord:
-        """The model that the question is about."""
-        if self.sent is None:
-            raise ConfigError("this question came without a model")
-        return self.sent
-
     @cached_property
     def start(self) -> Flat:
-        """The model that the question is about, flat."""
+        """The model that the message is about, flat."""
         flat = wire.flatten(self.arrays)
         if not len(flat):
             raise ConfigError("the model has no floating-point arrays, so it is not a vector")
@@ -355,16 +344,15 @@ class Asked(Clients):
         """Return the client's sketch: by its own privacy settings, or at the policy's epsilon."""
         center = reading_in(config_of(self.message), "center")
         classes = self.answers.classes or self.request.classes
-        privacy = Privacy.on_node(self.context, self.answers.privacy)
-        private = privacy is not None or bool(options.get("epsilon"))
+        private = self.privacy is not None or bool(options.get("epsilon"))
         exact = sketch(self.data, options, classes=classes, center=center, private=private)
         digest = hashlib.blake2b(json.dumps(exact.spec, sort_keys=True).encode(), digest_size=6)
         label_columns = getattr(exact.transform, "classes", 0)
         width = getattr(exact.family, "dim", 0) - label_columns
         inputs = f"{width} inputs" if width > 0 else "tokens"
         self._kind = f"{inputs}, hashed as {digest.hexdigest()}"
-        if privacy is not None:
-            return [privacy.release(self.account, exact).reading()]
+        if self.privacy is not None:
+            return [self.privacy.release(self.account, exact).reading()]
         epsilon = float(options.get("epsilon", 0.0))
         return [(exact.privatize(epsilon) if epsilon else exact).reading()]
 
@@ -401,8 +389,8 @@ class Asked(Clients):
             return Vectors(
                 wire.flatten(arrays_in(self._handled(self.answers.train, "@app.train()").content))
             )
-        number, memory = self.request.held_round, Memory(self.context, self.request.run)
-        held = memory.vector("trained", number) if number >= 0 else None
+        number = self.request.held_round
+        held = self.memory.vector("trained", number) if number >= 0 else None
         return Vectors(self.start if held is None else held)
 
     def steps(self, fresh: bool = True) -> Vectors:

@@ -25,16 +25,15 @@ from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower import wire
 from fedcohort.flower.client.answer import (
     Answers,
+    Asked,
     Handler,
-    Memory,
     arrays_in,
     config_of,
     reading_in,
-    request_of,
 )
 from fedcohort.flower.client.data import Keys, data_function, from_settings
-from fedcohort.flower.client.privacy import Privacy, check_covered, hide_size
-from fedcohort.flower.wire import LOG, PROBE, QUERY, RAISED, RECORD, UPLOAD, Request
+from fedcohort.flower.client.privacy import COUNT_METRICS, Privacy, check_covered
+from fedcohort.flower.wire import LOG, PROBE, QUERY, RAISED, RECORD, UPLOAD
 from fedcohort.gates import GATES
 from fedcohort.registry import lookup
 from fedcohort.signals.catalog import SIGNALS
@@ -127,16 +126,10 @@ def attach(
     around = [mod for mod in app._mods if not _is_private(mod)]  # which fail without a model
     handlers[QUERY] = replying_with_errors(through(around, answers.reply))
     if own_evaluate is not None:
-
-        def evaluate(message: Message, context: Context) -> Message:
-            reply = own_evaluate(message, context)
-            return hide_size(reply) if answers.hides_size(context) else reply
-
-        handlers["evaluate.default"] = evaluate
+        handlers["evaluate.default"] = hiding_size(own_evaluate, privacy)
     if model is not None or own_train is not None:
-        training = Training(answers)
-        if own_train is None:
-            training.handler = through(app._mods, training.train_by_our_code)
+        ours = through(app._mods, partial(train_by_our_code, answers))
+        training = Training(answers, hiding_size(own_train or ours, privacy))
         handlers["train.default"] = replying_with_errors(training.train)
         handlers[PROBE] = replying_with_errors(training.probe)
         handlers[UPLOAD] = replying_with_errors(through(around, training.upload))
@@ -145,19 +138,15 @@ def attach(
 class Training:
     """The handlers of ``train`` and of a gate's two phases; `handler` is what trains."""
 
-    def __init__(self, answers: Answers) -> None:
-        self.answers = answers
-        self.handler: Handler = answers.train or self.train_by_our_code
+    def __init__(self, answers: Answers, handler: Handler) -> None:
+        self.answers, self.handler = answers, handler
 
     def train(self, message: Message, context: Context) -> Message:
         """Train, and reply with the update and the signals that were asked for."""
-        request = request_of(message)
-        memory = Memory(context, request.run)
-        arrays = self.answers.arrays(request, message, memory)
-        message.content[request.arrays] = arrays
-        reply = self._trained(message, context, request, arrays)
-        if request.remember and not reply.has_error():
-            memory.keep("trained", {"": arrays_in(reply.content)}, request.round)
+        client = self.answers.asked(message, context)
+        reply = self._trained(client, client.arrays)
+        if client.request.remember and not reply.has_error():
+            client.memory.keep("trained", {"": arrays_in(reply.content)}, client.request.round)
         return reply
 
     def probe(self, message: Message, context: Context) -> Message:
@@ -166,16 +155,15 @@ class Training:
         A client that was not asked for its last update goes on from what it learned, where the
         gate says so: it starts from the global model plus the difference it kept.
         """
-        request = request_of(message)
-        memory = Memory(context, request.run)
-        arrays = self.answers.arrays(request, message, memory)
-        start, difference = wire.flatten(arrays), None
+        client = self.answers.asked(message, context)
+        request, memory = client.request, client.memory
+        begin, difference = client.arrays, None
         if request.on_skip == "keep":
             stamp = None if request.carries_over else request.version
             difference = memory.vector("difference", stamp)
-        begin = arrays if difference is None else wire.unflatten(start + difference, arrays)
-        message.content[request.arrays] = begin
-        reply = self._trained(message, context, request, arrays)
+        if difference is not None:
+            begin = wire.unflatten(client.start + difference, begin)
+        reply = self._trained(client, begin)
         if reply.has_error():
             return reply
         trained = wire.flatten(arrays_in(reply.content))
@@ -183,17 +171,17 @@ class Training:
             raise DataError("training gave a model that is not finite")
         gate = lookup("gate", request.gate or "", GATES)(**request.options.get("gate", {}))
         announced = reading_in(config_of(message), "announce")
-        answer = gate.probe(announced, Vectors(start), Vectors(trained))[0]
+        answer = gate.probe(announced, Vectors(client.start), Vectors(trained))[0]
         memory.keep("update", reply.content, request.round)
-        learned = ArrayRecord({"0": Array(trained - start)})
+        learned = ArrayRecord({"0": Array(trained - client.start)})
         memory.keep("difference", {"": learned}, request.version)
         record = ConfigRecord({"answer": wire.to_bytes(answer), "held": request.version})
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
     def upload(self, message: Message, context: Context) -> Message:
         """Send the update that the last probe was about."""
-        request = request_of(message)
-        memory = Memory(context, request.run)
+        client = self.answers.asked(message, context)
+        request, memory = client.request, client.memory
         content = memory.recall("update", request.round)
         if content is None:
             raise DataError(f"no update of round {request.round + 1} is stored for an upload")
@@ -203,31 +191,45 @@ class Training:
             memory.keep("trained", {"": arrays_in(content)}, request.round)
         return Message(content, reply_to=message)
 
-    def _trained(
-        self, message: Message, context: Context, request: Request, arrays: ArrayRecord
-    ) -> Message:
-        """Train, and add the signals; those are taken under the global model."""
-        answers, names = self.answers, request.signals
-        later = [name for name in names if answers.reads_metrics(name)]
-        now = [name for name in names if name not in later]
-        record = answers.asked(message, context, request, arrays).record(now)
-        reply = self.handler(message, context)
-        if names and not reply.has_error():
-            record.update(answers.asked(message, context, request, arrays, reply).record(later))
+    def _trained(self, client: Asked, begin: ArrayRecord) -> Message:
+        """Train from `begin`, and add the signals; those are taken under the global model."""
+        request, content = client.request, client.message.content
+        later = set(filter(self.answers.reads_metrics, request.signals))
+        record = client.record(name for name in request.signals if name not in later)
+        content[request.arrays] = begin
+        reply = self.handler(client.message, client.context)
+        if request.signals and not reply.has_error():
+            client.trained_reply = reply
+            record.update(client.record(later))
             reply.content[RECORD] = record
-        return hide_size(reply) if answers.hides_size(context) else reply
+        return reply
 
-    def train_by_our_code(self, message: Message, context: Context) -> Message:
-        """Train as the simulator does, with FedProx's mu where the server sets it."""
-        from fedcohort.flower.client.model import Measured
 
-        request = request_of(message)
-        arrays = message.content.array_records[request.arrays]
-        mu = float(config_of(message).get("proximal-mu", 0.0))  # type: ignore[arg-type]
-        client = Measured(self.answers, message, context, request, arrays)
-        trained = wire.unflatten(client.train(prox_mu=mu), arrays)
-        metrics = MetricRecord({"num-examples": len(client.data)})
-        return Message(RecordDict({request.arrays: trained, "metrics": metrics}), reply_to=message)
+def train_by_our_code(answers: Answers, message: Message, context: Context) -> Message:
+    """Train as the simulator does, with FedProx's mu where the server sets it."""
+    from fedcohort.flower.client.model import Measured
+
+    client = Measured(answers, message, context)
+    name = client.request.arrays
+    # After a skipped round it is not the global model, whose version the message has.
+    client.arrays = arrays = message.content.array_records[name]
+    mu = float(config_of(message).get("proximal-mu", 0.0))  # type: ignore[arg-type]
+    trained = wire.unflatten(client.train(prox_mu=mu), arrays)
+    metrics = MetricRecord({"num-examples": len(client.data)})
+    return Message(RecordDict({name: trained, "metrics": metrics}), reply_to=message)
+
+
+def hiding_size(handler: Handler, privacy: Privacy | None) -> Handler:
+    """Return a handler whose replies say 1 where the number of examples is private."""
+
+    def hiding(message: Message, context: Context) -> Message:
+        reply, own = handler(message, context), Privacy.on_node(context, privacy)
+        if own is not None and own.n == "private" and reply.has_content():
+            for record in reply.content.metric_records.values():
+                record.update({key: 1 for key in COUNT_METRICS if key in record})
+        return reply
+
+    return hiding
 
 
 def through(mods: Sequence[Any], handler: Handler) -> Handler:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from flwr.app import Context, Message
+from flwr.app import Context
 from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError
@@ -128,14 +128,6 @@ def check_covered(name: str, privacy: Privacy | None) -> None:
             f"this client keeps a privacy budget, which does not cover {name!r}: it is not "
             "released; use a policy that selects by race_sketch, such as sketch-match"
         )
-
-
-def hide_size(reply: Message) -> Message:
-    """Put 1 in place of the number of examples in a training or evaluation reply."""
-    if reply.has_content():
-        for record in reply.content.metric_records.values():
-            record.update({key: 1 for key in COUNT_METRICS if key in record})
-    return reply
 
 
 def sketch(
