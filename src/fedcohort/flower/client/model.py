@@ -1,7 +1,7 @@
 """One client's PyTorch model: measured in plain PyTorch, trained as the simulator trains.
 
-The simulator's engines, which measure many clients at once, agree with the functions here. A model
-is measured as it evaluates: without dropout, and with the running statistics that it has.
+The simulator's engines, which measure many clients at once, find the same numbers. A model is
+measured as it evaluates: without dropout, and with the running statistics that it has.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Measured(Asked):
     def network(self) -> torch.nn.Module:
         """The app's model, in the state in which the app makes it."""
         assert self.answers.model is not None
-        return self.answers.model(self.context).to(self.answers.device)
+        return self.answers.model(self.context).to(self.answers.device).eval()
 
-    @cached_property
+    @property
     def model(self) -> torch.nn.Module:
-        """The app's model, in the state that the server sent."""
-        load(self.network, self.arrays)
+        """The app's model, in the state that the server sent, whatever the app did to it since."""
+        load(self.network.eval(), self.arrays)
         return self.network
 
     @cached_property
@@ -63,31 +63,50 @@ class Measured(Asked):
         """How our training goes."""
         return self.answers.local or LocalTraining()
 
-    @property
-    def sample_loss(self) -> SampleLoss | None:
-        """The app's loss of each sample, None for the usual one."""
-        return self.answers.loss if callable(self.answers.loss) else None
+    @cached_property
+    def sample_loss(self) -> SampleLoss:
+        """The loss of each sample: the app's, or the usual one."""
+        if callable(self.answers.loss):
+            return self.answers.loss
+        with torch.no_grad():
+            return usual_loss(self.network, self.network(next(iter(self.batches))[0]))
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
         """Return the mean of loss^power."""
-        return np.array([mean_loss(self.model, self.batches, self.sample_loss, power)])
+        model, total = self.model, 0.0
+        with torch.no_grad():
+            for x, y in self.batches:
+                total += float((self.sample_loss(model(x), y).double() ** power).sum())
+        return np.array([total / len(self.tensors[1])])
 
     def features(self) -> NDArray[Any]:
-        """Return the mean output of the first dense layer."""
-        return mean_profile(self.model, self.batches)[None]
+        """Return the mean output, before the activation, of the first dense layer that runs."""
+        with torch.no_grad(), config_errors(), first_dense(self.model) as output:
+            sums = [output(x).double().flatten(1).sum(0) for x, _ in self.batches]
+        means = torch.stack(sums).sum(0).cpu().numpy() / len(self.tensors[1])
+        return np.asarray(means, np.float32)[None]
 
     def gradients(self) -> Vectors:
-        """Return the full-batch gradient."""
-        return Vectors(full_gradient(self.model, self.batches, self.sample_loss))
+        """Return the full-batch gradient; parameters that are not used have gradient 0."""
+        return Vectors(self._gradient(self.model, self.batches))
+
+    def _gradient(self, model: torch.nn.Module, batches: Batches) -> NDArray[np.float32]:
+        """Return the gradient of the mean loss over some batches."""
+        n = 0
+        model.zero_grad()
+        for x, y in batches:
+            self.sample_loss(model(x), y).sum().backward()  # type: ignore[no-untyped-call]
+            n += len(y)
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        return (torch.cat([part.ravel() for part in parts]) / n).cpu().numpy()
 
     def gradient_spreads(self) -> NDArray[np.float64]:
         """Return the spread of the gradients of the client's batches, in a random order."""
-        x, y = self.tensors
+        model, (x, y) = self.model, self.tensors
         rng = stream(self.request.seed, "gradient spread", self.request.round, self.ids[0])
         order = rng.permutation(len(y))
         batches = batches_of(x[order], y[order], self.answers.device, self.local.batch_size)
-        loss = self.sample_loss
-        rows = np.stack([full_gradient(self.model, [batch], loss) for batch in batches])
+        rows = np.stack([self._gradient(model, [batch]) for batch in batches])
         distances = np.square(rows - rows.mean(axis=0), dtype=np.float64).sum(axis=1)
         return np.array([np.sqrt(distances.mean())])
 
@@ -98,7 +117,7 @@ class Measured(Asked):
         batch = batches_of(x[:size], y[:size], self.answers.device, size)
         for _ in range(2):  # the first time includes what is set up once
             started = time.perf_counter()
-            full_gradient(self.network, batch, self.sample_loss)
+            self._gradient(self.network, batch)
             seconds = time.perf_counter() - started
         steps = self.local.steps or self.local.epochs * -(-len(y) // size)
         return np.array([steps * seconds])
@@ -121,18 +140,14 @@ class Measured(Asked):
                 "your own @app.train(), and attach after it"
             )
         with torch.no_grad():
-            outputs = model.eval()(next(iter(self.batches))[0])
-        loss = self.sample_loss or usual_loss(model, outputs)
-        multiclass = self.sample_loss is None and outputs.ndim > 1 and outputs.shape[-1] > 1
+            outputs = model(next(iter(self.batches))[0])
+        is_usual = not callable(self.answers.loss)
+        multiclass = is_usual and outputs.ndim > 1 and outputs.shape[-1] > 1
         local = replace(self.local, prox_mu=prox_mu) if prox_mu else self.local
         number, names = self.request.round, [batches_for or self.ids[0]]
+        loss = "cross-entropy" if multiclass else self.sample_loss
         with config_errors():
-            trainer = Trainer(
-                model,
-                local,
-                loss="cross-entropy" if multiclass else loss,
-                device=self.answers.device,
-            )
+            trainer = Trainer(model, local, loss=loss, device=self.answers.device)
             work = jobs(trainer, self.request.seed, number, names, [np.arange(len(y))])
             start = torch.from_numpy(self.start.copy()).to(trainer.device)
             result = trainer.train(start, work, trainer.data(x, y), local.lr_at(number))
@@ -166,56 +181,6 @@ def batches_of(
         return torch.split(tensor.to(device, kind), size)
 
     return list(zip(tensors(x), tensors(y), strict=True))
-
-
-def mean_loss(
-    model: torch.nn.Module, batches: Batches, loss: SampleLoss | None = None, power: float = 1.0
-) -> float:
-    """Return the mean of loss^power over all samples; `loss` is by default `usual_loss`'s.
-
-    Examples
-    --------
-    >>> data = batches_of(np.zeros((3, 2), np.float32), np.array([0, 1, 1]))
-    >>> round(mean_loss(torch.nn.Linear(2, 2, bias=False), data), 4)
-    0.6931
-    """
-    total, n = 0.0, 0
-    model.eval()
-    with torch.no_grad():
-        for x, y in batches:
-            outputs = model(x)
-            loss = loss or usual_loss(model, outputs)
-            total += float((loss(outputs, y).double() ** power).sum())
-            n += len(y)
-    return total / n
-
-
-def mean_profile(model: torch.nn.Module, batches: Batches) -> NDArray[np.float32]:
-    """Return the mean output, before the activation, of the first dense layer that runs."""
-    sums, n = [], 0
-    model.eval()
-    with torch.no_grad(), config_errors(), first_dense(model) as output:
-        for x, _ in batches:
-            sums.append(output(x).double().flatten(1).sum(0))
-            n += len(x)
-    return np.asarray(torch.stack(sums).sum(0).cpu().numpy() / n, np.float32)
-
-
-def full_gradient(
-    model: torch.nn.Module, batches: Batches, loss: SampleLoss | None = None
-) -> NDArray[np.float32]:
-    """Return the gradient of the mean loss; parameters that are not used have gradient 0."""
-    parameters, n = list(model.parameters()), 0
-    model.eval()
-    for parameter in parameters:
-        parameter.grad = None
-    for x, y in batches:
-        outputs = model(x)
-        loss = loss or usual_loss(model, outputs)
-        loss(outputs, y).sum().backward()  # type: ignore[no-untyped-call]
-        n += len(y)
-    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    return (torch.cat([part.ravel() for part in parts]) / n).cpu().numpy()
 
 
 def usual_loss(model: torch.nn.Module, outputs: torch.Tensor) -> SampleLoss:
