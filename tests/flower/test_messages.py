@@ -36,8 +36,8 @@ PLAIN = hnp.arrays(
 @given(PLAIN)
 def test_plain_readings_come_back_as_they_were(reading):
     found = from_bytes(to_bytes(reading), limit=reading.nbytes)
-    assert found.dtype == reading.dtype
-    np.testing.assert_array_equal(found, reading)
+    assert (found.dtype, found.shape) == (reading.dtype, reading.shape)
+    assert found.tobytes() == reading.tobytes()  # fields that are NaN equal nothing
 
 
 @pytest.mark.parametrize(

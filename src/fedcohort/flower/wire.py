@@ -13,11 +13,11 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort import storage
@@ -132,8 +132,7 @@ class Request:
 
     def to_json(self) -> str:
         """Return the request as text, for one entry of a ConfigRecord."""
-        options = {name: dict(options) for name, options in self.options.items()}
-        return json.dumps({**asdict(self), "options": options})
+        return json.dumps(vars(self), default=dict)
 
     @classmethod
     def from_json(cls, text: Any) -> Request:
@@ -159,6 +158,14 @@ def error_reason(message: Message) -> str | None:
     reason = message.error.reason if message.has_error() else "an empty reply"
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
     return lines[-1].removesuffix("'>")[:MAX_REASON] if lines else "an error without a reason"
+
+
+def content_of(message: Message) -> RecordDict:
+    """Return what a reply holds; DataError with the reason if that is an error."""
+    reason = error_reason(message)
+    if reason is not None:
+        raise DataError(reason)
+    return message.content
 
 
 # --- models -------------------------------------------------------------------------------------

@@ -54,8 +54,7 @@ class Examples:
             parts = list(self)
             if not parts:
                 raise ConfigError("attach(data=...): there are no examples")
-            inputs, labels = zip(*parts, strict=True)
-            self._arrays = _joined(inputs), np.concatenate(labels)
+            self._arrays = _gathered(parts)
         return self._arrays
 
 
@@ -100,41 +99,31 @@ def _setting(name: str, context: Context) -> Any:
     return context.node_config.get(dashed, context.run_config.get(dashed))
 
 
-def _is_array(data: Any) -> bool:
-    return hasattr(data, "__array__") or isinstance(data, list | tuple)
-
-
 def _training_part(data: Any) -> Any:
     """Return the training data where test data came with it, as load functions often return."""
     if isinstance(data, Mapping) and "train" in data:
         return data["train"]
-    if isinstance(data, tuple) and data and not _is_array(data[0]):
+    if not isinstance(data, tuple) or not data:
+        return data
+    if not hasattr(data[0], "__array__") and not isinstance(data[0], list | tuple):
         return data[0]  # (train loader, test loader)
-    if isinstance(data, tuple) and len(data) == 4:
-        return data[:2]  # x_train, y_train, x_test, y_test
-    return data
+    return data[:2] if len(data) == 4 else data  # x_train, y_train, x_test, y_test
 
 
 def _batches(data: Any, keys: Keys | None) -> Iterator[Batch]:
+    is_other = isinstance(data, str | Mapping | tuple) or hasattr(data, "__array__")
+    by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if isinstance(data, tuple) and len(data) == 2:
         yield _as_batch(*data)
     elif hasattr(data, "get_label"):  # an XGBoost DMatrix
         yield _as_batch(data.get_data().toarray(), data.get_label())
-    elif isinstance(data, str | Mapping | tuple) or hasattr(data, "__array__"):
-        raise _not_understood(data)
-    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        yield from _rows((data[i] for i in range(len(data))), keys)
-    elif isinstance(data, Iterable):
-        yield from _rows(data, keys)
+    elif not is_other and (by_number or isinstance(data, Iterable)):
+        yield from _rows((data[i] for i in range(len(data))) if by_number else data, keys)
     else:
-        raise _not_understood(data)
-
-
-def _not_understood(data: Any) -> ConfigError:
-    return ConfigError(
-        f"attach(data=...): {type(data).__name__} is not understood; give (x, y) arrays, a "
-        "DataLoader, a Dataset, or a function that returns one of them"
-    )
+        raise ConfigError(
+            f"attach(data=...): {type(data).__name__} is not understood; give (x, y) arrays, a "
+            "DataLoader, a Dataset, or a function that returns one of them"
+        )
 
 
 def _rows(items: Iterable[Any], keys: Keys | None) -> Iterator[Batch]:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower import wire
-from fedcohort.flower.wire import LOG, MAX_REASON, QUERY, RECORD, Request
+from fedcohort.flower.wire import LOG, MAX_REASON, QUERY, RECORD, Flat, Request
 from fedcohort.rounds import ClientId
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS, Option
@@ -23,7 +24,7 @@ from fedcohort.signals.catalog import SIGNALS, Option
 FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0  # seconds between looks for replies
 MAX_BYTES = 1 << 26  # of a reading whose size does not follow from the policy's options
 
-Readings = dict[ClientId, NDArray[Any]]
+Readings = dict[ClientId, NDArray[Any] | None]
 
 
 class Reply(NamedTuple):
@@ -48,7 +49,9 @@ def exchange(
     """
     sent = list(messages)
     started = time.monotonic()
-    waiting = _pushed(grid, sent)
+    # A grid writes the ids into the messages, and may leave out what it did not accept.
+    accepted = set(grid.push_messages(sent)) if sent else set()
+    waiting = {m.metadata.message_id: m for m in sent if m.metadata.message_id in accepted}
     replies: list[Reply] = []
     pause = FIRST_PAUSE
     while waiting:
@@ -67,18 +70,6 @@ def exchange(
     if waiting and until is None:
         LOG.warning("%d of %d messages without reply in %g s", len(waiting), len(sent), timeout)
     return replies
-
-
-def _pushed(grid: AnyGrid, messages: list[Message]) -> dict[str, Message]:
-    """Push messages and return those that were accepted, by their ids."""
-    if not messages:
-        return {}
-    ids = list(grid.push_messages(messages))
-    if len(ids) == len(messages):
-        return {one: message for one, message in zip(ids, messages, strict=True) if one}
-    # A grid may leave out what it did not accept; it writes the ids into the messages as well.
-    accepted = set(ids)
-    return {m.metadata.message_id: m for m in messages if m.metadata.message_id in accepted}
 
 
 class CohortGrid:
@@ -126,6 +117,11 @@ class Model:
         self.arrays = arrays
         self.version = wire.version(arrays)
 
+    @cached_property
+    def flat(self) -> Flat:
+        """The model as a vector."""
+        return wire.flatten(self.arrays)
+
 
 def reading_of(
     record: ConfigRecord | None, name: str, options: Mapping[str, Option]
@@ -136,7 +132,7 @@ def reading_of(
     counts, as it does readings of the wrong form.
     """
     data = None if record is None else record.get(name)
-    if record is None or not isinstance(data, bytes):
+    if not isinstance(data, bytes):
         return None
     limit = SIGNALS[name].form(options).max_bytes
     try:
@@ -244,8 +240,7 @@ class GridCollector:
         asked, problems = set(clients), self.problems.get(name, {})
         self.problems[name] = {c: why for c, why in problems.items() if c in asked}
         self._refuse_other_kinds(name, clients)
-        answers = {client: self._answers.get((name, client)) for client in clients}
-        return {client: reading for client, reading in answers.items() if reading is not None}
+        return {client: self._answers.get((name, client)) for client in clients}
 
     def _refuse_other_kinds(self, name: str, clients: Sequence[ClientId]) -> None:
         """Refuse readings that cannot be compared with most: of other inputs, hashed otherwise."""
@@ -290,8 +285,8 @@ class GridCollector:
         return options
 
     def _model(self, name: str) -> Model:
-        is_initial = SIGNALS[name].model == "initial" and self.initial is not None
-        return self.initial if is_initial else self.current  # type: ignore[return-value]
+        initial = self.initial if SIGNALS[name].model == "initial" else None
+        return initial or self.current
 
     def content(self, names: Sequence[str], client: ClientId = "", version: str = "") -> RecordDict:
         """Return what a client is asked; without its id, it says that as well."""
@@ -317,12 +312,13 @@ class GridCollector:
         problems = dict.fromkeys(clients, "no reply")
         for reply in exchange(self.grid, messages, self.timeout):
             client = client_at[reply.sent.metadata.dst_node_id]
-            problem = wire.error_reason(reply.message)
-            if problem is None:
-                del problems[client]
-                self.take(client, reply.message.content.config_records.get(RECORD), names)
+            try:
+                record = wire.content_of(reply.message).config_records.get(RECORD)
+            except DataError as error:
+                problems[client] = str(error)
             else:
-                problems[client] = problem
+                del problems[client]
+                self.take(client, record, names)
         for other in names:
             self._answers.update({(other, client): None for client in problems})
             self.problems.setdefault(other, {}).update(problems)
