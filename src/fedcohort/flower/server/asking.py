@@ -186,7 +186,8 @@ class GridCollector:
     ) -> None:
         """Start a round: its model, its training config and further `entries` of `Request`."""
         session = self.session
-        self.grid, self.nodes, self.config = grid, nodes, config or {}
+        self.grid = grid if isinstance(grid, CohortGrid) else CohortGrid(grid, self.timeout)
+        self.nodes, self.config = nodes, config or {}
         self.current = Model(arrays)
         self.initial = self.initial or self.current
         session.model_bytes = wire.payload(arrays)

@@ -344,15 +344,12 @@ class Cohort:
         return {c: answers[c] for c in self.selection.clients if c in answers}
 
     def _answer(self, client: ClientId, message: Message) -> NDArray[Any]:
-        problem = wire.error_reason(message)
-        if problem is not None:
-            raise DataError(problem)
-        record = message.content.config_records.get(RECORD, ConfigRecord())
+        record = wire.content_of(message).config_records.get(RECORD, ConfigRecord())
         self.collector.confirm(client, record)
+        data = record.get("answer")
         try:
-            return wire.from_bytes(record.get("answer"), MAX_ANSWER)
+            return wire.from_bytes(data, MAX_ANSWER)
         except DataError:
-            data = record.get("answer")
             size = len(data) if isinstance(data, bytes) else 0
             self.collector.session.charge("gate", "up", {client: size})
             raise
@@ -364,8 +361,9 @@ class Cohort:
         self.sent = {c: self._message(c, content, UPLOAD) for c in admitted}
         return list(self.sent.values())
 
-    def seconds(self, replied: Mapping[str, float]) -> dict[ClientId, float]:
-        """Return how long each client took, from the seconds by id of the last message to it."""
+    def seconds(self) -> dict[ClientId, float]:
+        """Return how long each client took that replied to the last message to it."""
+        replied = self.collector.grid.seconds
         ids = {client: m.metadata.message_id for client, m in self.sent.items()}
         return {c: self._probing.get(c, 0.0) + replied[i] for c, i in ids.items() if i in replied}
 

@@ -48,16 +48,15 @@ def by_client(
     return {client: replied[client] for client in sent if client in replied}
 
 
-def update_of(message: Message, like: ArrayRecord, weight_key: str) -> Update:
-    """Check a reply that holds one model and one MetricRecord; DataError says what is wrong."""
-    content = message.content
+def _only_model(content: RecordDict, like: ArrayRecord) -> Flat:
+    """Return the one model of a reply as a vector, its arrays in the order of the global one."""
     if len(content.array_records) != 1:
         raise WrongForm(f"{len(content.array_records)} ArrayRecords, not one")
     name, record = next(iter(content.array_records.items()))
     flat = wire.checked(record, like)
     if list(record) != list(like):  # some strategies go by position
         content[name] = ArrayRecord({key: record[key] for key in like})
-    return Update(message, flat, _weight(metrics_of(content), weight_key))
+    return flat
 
 
 def _weight(metrics: MetricRecord, key: str) -> float:
@@ -110,12 +109,12 @@ Kind = Literal["model", "records", "opaque"]
 
 
 class Late(NamedTuple):
-    """A client that was too slow for its round: its message, and what it trains."""
+    """A client that was too slow for its round: the message to it, and what it trains."""
 
     round: int
-    sent: Message
+    message_id: str
     model: Model
-    reply: Message | None = None  # where it came in time, but others had come before
+    reply: Message | None  # where it came in time, but others had come before
 
 
 class Replies:
@@ -147,32 +146,32 @@ class Replies:
     def accepted(
         self, replied: Mapping[ClientId, Message], sent: Iterable[ClientId], like: ArrayRecord
     ) -> dict[ClientId, Update]:
-        """Return the updates by client, in the order of `sent`.
+        """Return the updates by client, in the order of `sent`, and charge what was refused.
 
         ConfigError if all are refused because of their form: the model would never change.
         """
         self.count("no reply", {client: "no reply" for client in sent if client not in replied})
         updates: dict[ClientId, Update] = {}
-        wrong: dict[ClientId, WrongForm] = {}
+        wrong: dict[ClientId, DataError] = {}
         for client in filter(replied.__contains__, sent):
             message = replied[client]
-            problem = wire.error_reason(message)
-            if problem is not None:
-                self._refuse(client, "error", problem)
-                raised = message.has_error() and message.error.code in RAISED
-                if raised and not self._any_accepted:
-                    wrong[client] = WrongForm(problem)
-                continue
             try:
-                with wire.untrusted("an update"):
-                    updates[client] = self.checked(message, like)
+                updates[client] = self.checked(message, like)
             except DataError as error:
-                self._refuse(client, "invalid", error, message)
-                if isinstance(error, WrongForm):
+                self._refuse(client, message, error)
+                raised = message.has_error() and message.error.code in RAISED
+                if isinstance(error, WrongForm) or (raised and not self._any_accepted):
                     wrong[client] = error
-        self._drop_inconsistent(updates)
+        forms = {c: self._form(update.message.content) for c, update in updates.items()}
+        for client in inconsistent(forms, self._forms):
+            why = "records or metrics unlike most clients'"
+            self._refuse(client, updates.pop(client).message, why)
+        self._forms.update(forms[client] for client in updates)
         self._stop_if_all_wrong(updates, wrong)
         self._clip_weights(updates)
+        for client, update in updates.items():  # `Session.finish` charges what models weigh
+            size = sum(map(wire.payload, update.message.content.array_records.values()))
+            self.session.charge("model", "up", {client: size - self.session.model_bytes})
         return updates
 
     def _clip_weights(self, updates: dict[ClientId, Update]) -> None:
@@ -196,26 +195,23 @@ class Replies:
 
     def checked(self, message: Message, like: ArrayRecord) -> Update:
         """Return a reply as an update; DataError says what is wrong with it."""
-        content, key = message.content, self.weight_key
-        if self.kind == "model":
-            return update_of(message, like, key)
-        for record in content.array_records.values():
-            wire.decoded(record)
-            self.check_opaque(record)
-        metrics = metrics_of(content) if content.metric_records else MetricRecord()
-        weight = _weight(metrics, key) if key in metrics else 1.0
-        return Update(message, np.empty(0, np.float32), weight)
+        content, key = wire.content_of(message), self.weight_key
+        with wire.untrusted("an update"):
+            if self.kind == "model":
+                flat = _only_model(content, like)
+                return Update(message, flat, _weight(metrics_of(content), key))
+            for record in content.array_records.values():
+                wire.decoded(record)
+                self.check_opaque(record)
+            metrics = metrics_of(content) if content.metric_records else MetricRecord()
+            weight = _weight(metrics, key) if key in metrics else 1.0
+            return Update(message, np.empty(0, np.float32), weight)
 
-    def _drop_inconsistent(self, updates: dict[ClientId, Update]) -> None:
-        with_shapes = self.kind == "records"
-        forms = {c: form_of(update.message.content, with_shapes) for c, update in updates.items()}
-        for client in inconsistent(forms, self._forms):
-            message = updates.pop(client).message
-            self._refuse(client, "invalid", "records or metrics unlike most clients'", message)
-        self._forms.update(forms[client] for client in updates)
+    def _form(self, content: RecordDict) -> Form:
+        return form_of(content, with_shapes=self.kind == "records")
 
     def _stop_if_all_wrong(
-        self, updates: Mapping[ClientId, Update], wrong: Mapping[ClientId, WrongForm]
+        self, updates: Mapping[ClientId, Update], wrong: Mapping[ClientId, DataError]
     ) -> None:
         """Stop where no update was accepted and two clients, or one three times, had none.
 
@@ -236,22 +232,22 @@ class Replies:
                 f"names and in the same shapes, and one MetricRecord with {self.weight_key!r}"
             )
 
-    def _refuse(
-        self, client: ClientId, reason: str, why: object, message: Message | None = None
-    ) -> None:
+    def _refuse(self, client: ClientId, message: Message, why: object) -> None:
         """Count a client without an update, and charge what its message weighed."""
-        self.count(reason, {client: f"{reason}: {why}"})
-        if message is not None:
-            records = message.content.array_records.values()
-            size = sum(len(array.data) for record in records for array in record.values())
-            self.session.charge("model", "up", {client: size})
+        if message.has_error():
+            self.count("error", {client: f"error: {why}"})
+            return
+        self.count("invalid", {client: f"invalid: {why}"})
+        records = message.content.array_records.values()
+        size = sum(len(array.data) for record in records for array in record.values())
+        self.session.charge("model", "up", {client: size})
 
     def late_updates(self, grid: CohortGrid, model: Model) -> dict[ClientId, tuple[Update, int]]:
         """Return the updates of earlier rounds that have arrived by now, and how late they are.
 
         Each is the same step as the client made, from the current model.
         """
-        waiting = {p.sent.metadata.message_id: c for c, p in self.late.items() if p.reply is None}
+        waiting = {p.message_id: c for c, p in self.late.items() if p.reply is None}
         replies = {c: pending.reply for c, pending in self.late.items() if pending.reply}
         for message in grid.pull_messages(list(waiting)):
             replies[waiting[message.metadata.reply_to_message_id]] = message
@@ -260,14 +256,11 @@ class Replies:
         for client, message in replies.items():
             pending = self.late.pop(client)
             try:
-                if (reason := wire.error_reason(message)) is not None:
-                    raise DataError(reason)
-                with wire.untrusted("a late update"):
-                    update = self.checked(message, pending.model.arrays)
+                update = self.checked(message, pending.model.arrays)
             except DataError as error:
                 LOG.info("%s, late from round %d: %s", client, pending.round + 1, error)
                 continue
-            flat = update.flat - wire.flatten(pending.model.arrays) + wire.flatten(model.arrays)
+            flat = update.flat - pending.model.flat + model.flat
             name, arrays = next(iter(message.content.array_records.items()))
             message.content[name] = wire.unflatten(flat, model.arrays, arrays)
             updates[client] = update._replace(flat=flat)
@@ -306,22 +299,14 @@ def usable_evaluations(replies: Iterable[Message]) -> list[Message]:
     """Leave out evaluation replies that an average would fail on."""
     usable: dict[str, Message] = {}
     for i, reply in enumerate(replies):
-        problem: object = wire.error_reason(reply)
         try:
-            if problem is None:
-                with wire.untrusted("an evaluation"):
-                    metrics_of(reply.content)
-        except DataError as error:
-            problem = error
-        if problem is None:
+            with wire.untrusted("an evaluation"):
+                metrics_of(wire.content_of(reply))
             usable[str(i)] = reply
-        else:
-            LOG.warning("an evaluation was left out: %s", problem)
+        except DataError as error:
+            LOG.warning("an evaluation was left out: %s", error)
     odd = set(inconsistent({i: form_of(reply.content) for i, reply in usable.items()}, {}))
     return [reply for i, reply in usable.items() if i not in odd]
-
-
-Readings = dict[ClientId, Any]
 
 
 def reply_signals(
@@ -329,9 +314,9 @@ def reply_signals(
     updates: Mapping[ClientId, Update],
     model: Model,
     seconds: Mapping[ClientId, float],
-) -> dict[str, Readings]:
+) -> dict[str, dict[ClientId, Any]]:
     """Return the signals that come with updates: sent along, or computed from the updates."""
-    answers: dict[str, Readings] = {}
+    answers: dict[str, dict[ClientId, Any]] = {}
     arrived = ArrivedUpdates(updates, model, seconds)
     sent = {c: u.message.content.config_records.get(RECORD) for c, u in updates.items()}
     for name in sorted(policy.needs.reply):
@@ -362,7 +347,7 @@ class ArrivedUpdates(Clients):
     def updates(self) -> Vectors:
         """Return the updates."""
         rows = np.stack([u.flat for u in self.arrived.values()])
-        return Vectors(rows - wire.flatten(self.model.arrays))
+        return Vectors(rows - self.model.flat)
 
     def durations(self) -> NDArray[np.float64]:
         """Return the seconds that each client took; NaN, which is not a reading, if unknown."""
@@ -381,7 +366,7 @@ def apply_weights(
 
     The inner strategy normalizes weights, so updates are multiplied by the sum where it is not one.
     """
-    total, start = sum(weights), wire.flatten(model.arrays)
+    total, start = sum(weights), model.flat
     for update, weight in zip(updates, weights, strict=True):
         content = update.message.content
         metrics, old = next(iter(content.metric_records.items()))

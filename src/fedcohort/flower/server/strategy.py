@@ -158,13 +158,10 @@ class CohortStrategy(Strategy):
         self.rounds_before = 0
         self.run_token = ""
         self.unanswered: Counter[str] = Counter()
-        self._reported: set[str] = set()
         self._durations: dict[ClientId, float] = {}
-        self._announced_rest: dict[ClientId, int] = {}
         self._handed_on = self._round = 0
         self._started = time.monotonic()
         self._cohort: Cohort | None = None
-        self._grid: CohortGrid | None = None
         self._is_made = True
 
     def __getattr__(self, name: str) -> Any:
@@ -202,7 +199,6 @@ class CohortStrategy(Strategy):
         self.dtypes, self.run_token = wire.dtypes_of(initial_arrays), secrets.token_hex(8)
         arrays = record.resume(self, initial_arrays)
         limit = self.timeout if timeout is None else timeout
-        self._grid = CohortGrid(grid, limit)
         before = self.rounds_before
         if self.out is not None:
             self.out.begin(self.session, num_rounds, self.history)
@@ -217,7 +213,7 @@ class CohortStrategy(Strategy):
 
         with inners.running(self.inner, self) as start:
             result = start(
-                grid=self._grid,
+                grid=CohortGrid(grid, limit),
                 initial_arrays=arrays,
                 num_rounds=max(num_rounds - before, 0),
                 timeout=limit,
@@ -283,10 +279,10 @@ class CohortStrategy(Strategy):
             )
         self._cohort = cohort = Cohort(selection, template, collector)
         if self.gate is None:
-            if self._grid is not None and not self.pace.waits_for_all:
-                self._grid.until = self._until(min(self.wanted, len(chosen)))
+            if not self.pace.waits_for_all:
+                collector.grid.until = self._until(min(self.wanted, len(chosen)))
             return cohort.train()
-        announced = self.session.announce(Vectors(wire.flatten(model.arrays)))
+        announced = self.session.announce(Vectors(model.flat))
         answers = cohort.probe(self.gate, announced)
         self.replies.count("gate", cohort.problems)
         if not answers and not any(r.finished or r.withheld for r in self.history):
@@ -315,21 +311,12 @@ class CohortStrategy(Strategy):
         there = [client for client in nodes if client not in late]
         if session.round_number == 0 and session.policy.profile_first:
             session.profile(there, collector)
-        self._announce_rest()
         selection = session.begin(there, collector)
         if self.sketches is not None:
             self.sketches.keep(collector, there)
         for name, problems in collector.problems.items():
             self._note_unanswered(name, problems, there)
         return selection
-
-    def _announce_rest(self) -> None:
-        """Log who newly sits out, and for how long."""
-        resting = {c: r for c, r in self.session.resting.items() if r > self.session.round_number}
-        for client, until in resting.items():
-            if self._announced_rest.get(client) != until:
-                LOG.info("%s failed again and sits out until round %d", client, until + 1)
-        self._announced_rest = resting
 
     def _is_eligible(self, eligible: Callable[[ClientId, Known], bool], client: ClientId) -> bool:
         signals, needs = self.session.signals, self.session.policy.needs
@@ -341,15 +328,14 @@ class CohortStrategy(Strategy):
         self, name: str, problems: Mapping[ClientId, str], clients: Sequence[ClientId]
     ) -> None:
         """Count and report who did not answer a signal; ConfigError if nobody ever did."""
-        self.unanswered[name] += len(problems)
         if not self.session.signals.known(name, clients):
             raise self._missing(f"the signal {name!r}", problems, SIGNALS[name].remedy)
-        if problems and name not in self._reported:
-            self._reported.add(name)
+        if problems and not self.unanswered[name]:  # said once
             client, why = next(iter(problems.items()))
             LOG.warning(
                 "%d clients did not answer %s; %s: %s", len(problems), name, client, why.strip()
             )
+        self.unanswered[name] += len(problems)
 
     def _missing(self, what: str, problems: Mapping[ClientId, str], remedy: str) -> ConfigError:
         """Return why the run stops where a policy or gate gets no answer: cohorts were uniform."""
@@ -367,7 +353,7 @@ class CohortStrategy(Strategy):
         limit = self.pace.limit(self._durations.values())
 
         def left(replies: Sequence[Reply], elapsed: float) -> float:
-            good = sum(wire.error_reason(reply.message) is None for reply in replies)
+            good = sum(reply.message.has_content() for reply in replies)
             if good >= wanted:
                 return 0.0
             return max(limit - elapsed, 0.0) if good or elapsed < limit else math.inf
@@ -383,18 +369,18 @@ class CohortStrategy(Strategy):
             return self._call("aggregate_train", number, replies)  # type: ignore[no-any-return]
         session, model = self.session, cohort.model
         came = by_client(replies, cohort.sent)
-        seconds = cohort.seconds({} if self._grid is None else self._grid.seconds)
+        seconds = cohort.seconds()
         arrivals = self._close(cohort, came, seconds)
         cut = () if arrivals is None else arrivals.cut
-        late = {} if self._grid is None else self.replies.late_updates(self._grid, model)
+        late = self.replies.late_updates(self.collector.grid, model)
         for client in cut if self.pace.late == "next" else ():
-            sent, reply = cohort.sent[client], came.get(client)
-            self.replies.late[client] = Late(session.round_number, sent, model, reply)
+            sent = cohort.sent[client].metadata.message_id
+            late_one = Late(session.round_number, sent, model, came.get(client))
+            self.replies.late[client] = late_one
         in_time = [client for client in cohort.sent if client not in cut]
         updates = self.replies.accepted(came, in_time, model.arrays)
         self._durations.update({c: s for c, s in seconds.items() if c in updates})
         signals = reply_signals(session.policy, updates, model, seconds)
-        self._charge_other_sizes(updates)
         self.replies.weigh(updates, late, model, self.pace)
         self._finish_round(signals, updates, tuple(late), arrivals)
         if wire.payload(model.arrays):  # about an empty model, clients may have nothing to say
@@ -407,7 +393,7 @@ class CohortStrategy(Strategy):
             arrays, metrics = self._call("aggregate_train", number, messages)
         if arrays is not None and self.gate is not None:
             after = wire.in_dtypes(arrays, self.dtypes)
-            self.gate.aggregated(Vectors(wire.flatten(model.arrays)), Vectors(wire.flatten(after)))
+            self.gate.aggregated(Vectors(model.flat), Vectors(wire.flatten(after)))
         record.save_checkpoint(self, model.arrays if arrays is None else arrays)
         return arrays, metrics
 
@@ -415,10 +401,10 @@ class CohortStrategy(Strategy):
         self, cohort: Cohort, came: Mapping[ClientId, Message], seconds: Mapping[ClientId, float]
     ) -> Arrivals | None:
         """Return who was in time, where the round did not wait for everybody."""
-        elapsed = 0.0 if self._grid is None else self._grid.elapsed
+        elapsed = self.collector.grid.elapsed
         if self.pace.waits_for_all or not cohort.sent or elapsed >= self.timeout:
             return None
-        lost = {c for c, message in came.items() if wire.error_reason(message) is not None}
+        lost = {client for client, message in came.items() if not message.has_content()}
         each = {client: seconds.get(client, math.inf) for client in cohort.sent}
         wanted = min(self.wanted, len(each))
         arrivals = self.pace.close(wanted, each, lost, self.pace.limit(self._durations.values()))
@@ -436,7 +422,10 @@ class CohortStrategy(Strategy):
         """End the session's round, log it, and note what happened."""
         session, number = self.session, self.session.round_number
         scores, cut = session.selection.scores or {}, () if arrivals is None else arrivals.cut
-        outcome = session.finish(signals, updates, cut)
+        rested, outcome = session.resting, session.finish(signals, updates, cut)
+        for client, until in session.resting.items():
+            if rested.get(client) != until:
+                LOG.info("%s failed again and sits out until round %d", client, until + 1)
         seconds = round(time.monotonic() - self._started, 3)
         report = RoundReport(
             session.seed,
@@ -470,13 +459,6 @@ class CohortStrategy(Strategy):
             if updates and SIGNALS[name].work != "server":
                 without = {c: why_missing(r, name) for c, r in sent.items() if c not in readings}
                 self._note_unanswered(name, without, list(self.directory.nodes))
-
-    def _charge_other_sizes(self, updates: Mapping[ClientId, Update]) -> None:
-        """Charge the difference where an update does not have the model's size."""
-        for client, update in updates.items():
-            size = sum(map(wire.payload, update.message.content.array_records.values()))
-            if size != self.session.model_bytes:
-                self.session.charge("model", "up", {client: size - self.session.model_bytes})
 
     def to_history(self) -> History:
         """Return the rounds as a simulation does, for tables and frames."""
