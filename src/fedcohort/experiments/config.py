@@ -1,4 +1,4 @@
-"""What an experiment is: TOML into frozen dataclasses, with errors that name the key.
+"""Experiments: TOML into frozen dataclasses, with errors that name the key.
 
 .. code-block:: toml
 
@@ -22,7 +22,6 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -247,8 +246,6 @@ def parse(values: Mapping[str, Any]) -> Experiment:
     ...
     fedcohort.exceptions.ConfigError: unknown key 'nam' in [gate]; did you mean 'name'? ...
     """
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"an experiment must be a table, not {type(values).__name__}")
     experiment: Experiment = _filled(Experiment(), values, "")
     return experiment
 
@@ -266,15 +263,15 @@ def flat(experiment: Experiment) -> dict[str, Any]:
     >>> flat(Experiment())["local.lr"]
     0.05
     """
-    values: dict[str, Any] = {}
-    left = list(dump(experiment).items())
-    while left:
-        key, value = left.pop(0)
-        if isinstance(value, Mapping):
-            left[:0] = [(f"{key}.{inner}", v) for inner, v in value.items()]
-        else:
-            values[key] = list(value) if isinstance(value, tuple) else value
-    return values
+    return dict(_leaves(dump(experiment), ""))
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else name)
+    else:
+        yield key, list(value) if isinstance(value, tuple) else value
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
@@ -338,33 +335,31 @@ def to_toml(experiment: Experiment, comments: bool = False) -> str:
     >>> parse(tomllib.loads(to_toml(Experiment()))) == Experiment()
     True
     """
-    values, table, lines = dump(experiment), "", []
-    if comments:
-        lines = ["# An experiment. Run it: fedcohort run FILE."]
-    for key in reference():
+    lines = ["# An experiment. Run it: fedcohort run FILE."] if comments else []
+    table = ""
+    for key in _keys(experiment, ""):
         if key.table != table:
             table = key.table
             lines += ["", f"[{table}]"]
-        value = (values[table] if table else values)[key.name]
         if comments:
             lines.append(f"# {key.about or key.name}")
-        if value is not None:
-            lines.append(f"{key.name} = {_toml(value)}")
+        if key.default is not None:
+            lines.append(f"{key.name} = {_toml(key.default)}")
         elif comments:
             lines.append(f"# {key.name} =")
     return "\n".join(lines) + "\n"
 
 
-@cache
-def _types(kind: type) -> dict[str, Any]:
-    """Return the declared types of a dataclass, with their ranges."""
-    return typing.get_type_hints(kind, include_extras=True)
+def _types(instance: Any) -> dict[str, Any]:
+    """Return the declared types of a dataclass's fields, with their ranges."""
+    return typing.get_type_hints(type(instance), include_extras=True)
 
 
 def _filled(base: Any, values: Mapping[str, Any], where: str) -> Any:
     """Return a copy of a dataclass with the given values, names and types checked."""
-    kind: Any = type(base)
-    hints, given = _types(kind), {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where or 'experiment'}={values!r} must be a table")
+    hints, given = _types(base), {}
     if isinstance(base, DataConfig) and isinstance(values.get("partition"), str):
         name, options = parse_named(values["partition"])  # such as "shards:per_client=2"
         values = {**values, "partition": name} | ({"options": options} if options else {})
@@ -377,8 +372,6 @@ def _filled(base: Any, values: Mapping[str, Any], where: str) -> Any:
             given[key] = typed(hints[key], value, path)
         else:
             table = _table_of(key, value) if isinstance(value, str) else value
-            if not isinstance(table, Mapping):
-                raise ConfigError(f"{path}={value!r} must be a table")
             given[key] = _filled(inner, table, path)
     return dataclasses.replace(base, **given)
 
@@ -415,16 +408,15 @@ def _absolute(value: Any, folder: Path) -> Any:
 
 
 def _keys(base: Any, table: str) -> Iterator[Key]:
-    kind: Any = type(base)
-    about, tables = _abouts(kind), []
-    for name, hint in _types(kind).items():
-        value = getattr(base, name)
+    plain, about, tables = dataclasses.asdict(base), _abouts(type(base)), []
+    for name, hint in _types(base).items():
+        value, kind, default = getattr(base, name), in_words(hint), plain[name]
         if isinstance(value, NamedConfig):
-            yield Key(table, name, "a name", value.name, about.get(name, ""))
-        elif dataclasses.is_dataclass(value):
+            kind, default = "a name", default if value.options else value.name
+        elif dataclasses.is_dataclass(value) and not table:
             tables.append((value, name))
-        else:
-            yield Key(table, name, in_words(hint), value, about.get(name, ""))
+            continue
+        yield Key(table, name, kind, default, about.get(name, ""))
     for inner, name in tables:
         yield from _keys(inner, name)
 
@@ -441,16 +433,11 @@ def _abouts(kind: type) -> dict[str, str]:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, Mapping):
-        if set(value) == {"name", "options"} and not value["options"]:
-            return _toml(value["name"])
-        inner = ", ".join(f"{_toml_key(k)} = {_toml(v)}" for k, v in value.items())
-        return f"{{{inner}}}"
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"[{', '.join(_toml(v) for v in value)}]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+        return f"{{{', '.join(f'{_toml_key(k)} = {_toml(v)}' for k, v in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _toml_key(key: str) -> str:
