@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
@@ -40,45 +40,49 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     return Path(root or os.environ.get(VARIABLE) or cache).expanduser()
 
 
-def find_file(folder: Path, *names: str, holds: str) -> Path:
-    """Find the first file of these names; `holds` says what it must contain."""
-    for name in names:
-        if (path := folder / name).is_file():
-            return path
-    raise MissingData(
-        f"{folder.name}: file {names[0]} not found in {folder}; it must contain {holds}. "
-        f"Put it there, or set {VARIABLE} (or root) to the folder that holds {folder.name}/"
-    )
+@dataclass(frozen=True)
+class DataFile:
+    """A file of a data set, and what it must contain."""
 
+    path: Path
+    holds: str
 
-def damaged(path: Path, problem: str, holds: str) -> DataError:
-    """Say what is wrong with a file."""
-    return DataError(f"{path} is damaged: {problem}; it must contain {holds}")
+    @classmethod
+    def find(cls, folder: Path, *names: str, holds: str) -> DataFile:
+        """Find the first file of these names."""
+        for name in names:
+            if (path := folder / name).is_file():
+                return cls(path, holds)
+        raise MissingData(
+            f"{folder.name}: file {names[0]} not found in {folder}; it must contain {holds}. "
+            f"Put it there, or set {VARIABLE} (or root) to the folder that holds {folder.name}/"
+        )
 
+    def damaged(self, problem: str) -> DataError:
+        """Say what is wrong with it."""
+        return DataError(f"{self.path} is damaged: {problem}; it must contain {self.holds}")
 
-def read_all(path: Path, limit: int, holds: str) -> bytes:
-    """Read a whole file of at most `limit` bytes (after decompression)."""
-    try:
-        size = limit if path.suffix == ".gz" else min(limit, path.stat().st_size)
-        with decompressed(path) as file:
-            data = file.read(size + 1)
-    except (EOFError, OSError, zlib.error) as error:
-        raise damaged(path, f"it cannot be read ({error})", holds) from error
-    if len(data) > limit:
-        raise damaged(path, f"it is longer than {limit} bytes", holds)
-    return data
+    def content(self, limit: int) -> bytes:
+        """Read at most `limit` bytes (after decompression); a longer file is damaged."""
+        try:
+            size = limit if self.path.suffix == ".gz" else min(limit, self.path.stat().st_size)
+            with decompressed(self.path) as file:
+                data = file.read(size + 1)
+        except (EOFError, OSError, zlib.error) as error:
+            raise self.damaged(f"it cannot be read ({error})") from error
+        if len(data) > limit:
+            raise self.damaged(f"it is longer than {limit} bytes")
+        return data
 
-
-def read_arrays(path: Path, names: Sequence[str], holds: str) -> dict[str, NDArray[Any]]:
-    """Read whole arrays of an NPZ file, or the array '' of an IDX file."""
-    try:
-        arrays = arrays_in(path)
-        missing = [name for name in names if name not in arrays]
-        if missing:
-            raise DataError(f"{path}: array {missing[0]!r} is missing")
-        return {name: arrays[name].read(MAX_ARRAY_BYTES) for name in names}
-    except DataError as error:
-        raise DataError(f"damaged file: {error}; it must contain {holds}") from None
+    def arrays(self, *names: str) -> dict[str, NDArray[Any]]:
+        """Read whole arrays of an NPZ file, or the array '' of an IDX file."""
+        try:
+            arrays = arrays_in(self.path)
+            return {name: arrays[name].read(MAX_ARRAY_BYTES) for name in names}
+        except KeyError as error:
+            raise self.damaged(f"array {error} is missing") from None
+        except DataError as error:
+            raise DataError(f"damaged file: {error}; it must contain {self.holds}") from None
 
 
 def read_digits(folder: Path) -> Dataset:
@@ -91,9 +95,7 @@ def read_digits(folder: Path) -> Dataset:
     return Dataset(folder.name, x, y, x[:0], y[:0], classes=10).split_off(test)
 
 
-IDX_IMAGES = (
-    "IDX images: magic 2051, count, 28, 28 as big-endian 32-bit numbers, then count x 784 bytes"
-)
+IDX_IMAGES = "IDX images: magic 2051, count, 28, 28 as big-endian 32-bit numbers, then the bytes"
 IDX_LABELS = "IDX labels: magic 2049 and count as big-endian 32-bit numbers, then bytes of 0 to 9"
 MAX_IMAGES = 1_000_000
 
@@ -105,23 +107,24 @@ def read_idx(folder: Path) -> Dataset:
 
 
 def _idx_part(folder: Path, part: str) -> tuple[Array, Ints]:
-    images = _idx_bytes(folder, f"{part}-images-idx3-ubyte", (28, 28), IDX_IMAGES)[0]
-    labels, path = _idx_bytes(folder, f"{part}-labels-idx1-ubyte", (), IDX_LABELS)
+    images, _ = _idx_bytes(folder, f"{part}-images-idx3-ubyte", (28, 28), IDX_IMAGES)
+    labels, file = _idx_bytes(folder, f"{part}-labels-idx1-ubyte", (), IDX_LABELS)
     if len(labels) != len(images):
-        problem = f"it has {len(labels)} labels for {len(images)} images"
-        raise damaged(path, problem, IDX_LABELS)
+        raise file.damaged(f"it has {len(labels)} labels for {len(images)} images")
     if labels.max() > 9:
-        raise damaged(path, f"it has a label {labels.max()}", IDX_LABELS)
+        raise file.damaged(f"it has a label {labels.max()}")
     return images[:, None] / np.float32(255), labels.astype(np.int64)
 
 
-def _idx_bytes(folder: Path, name: str, shape: tuple[int, ...], holds: str) -> tuple[Bytes, Path]:
+def _idx_bytes(
+    folder: Path, name: str, shape: tuple[int, ...], holds: str
+) -> tuple[Bytes, DataFile]:
     """Read an IDX file of bytes whose items have the given shape."""
-    path = find_file(folder, f"{name}.gz", name, holds=holds)
-    items = read_arrays(path, [""], holds)[""]
+    file = DataFile.find(folder, f"{name}.gz", name, holds=holds)
+    items = file.arrays("")[""]
     if items.dtype != np.uint8 or items.shape[1:] != shape or not 0 < len(items) <= MAX_IMAGES:
-        raise damaged(path, f"it holds {items.dtype} of shape {items.shape}", holds)
-    return items, path
+        raise file.damaged(f"it holds {items.dtype} of shape {items.shape}")
+    return items, file
 
 
 CIFAR_RECORD = 1 + 3 * 32 * 32
@@ -141,14 +144,14 @@ def read_cifar(folder: Path) -> Dataset:
 
 
 def _cifar_batch(folder: Path, name: str) -> Bytes:
-    path = find_file(folder, name, holds=CIFAR_HOLDS)
-    data = read_all(path, MAX_RECORDS * CIFAR_RECORD, CIFAR_HOLDS)
+    file = DataFile.find(folder, name, holds=CIFAR_HOLDS)
+    data = file.content(MAX_RECORDS * CIFAR_RECORD)
     if not data or len(data) % CIFAR_RECORD:
-        raise damaged(path, f"its {len(data)} bytes are not a number of whole records", CIFAR_HOLDS)
+        raise file.damaged(f"its {len(data)} bytes are not a number of whole records")
     records = np.frombuffer(data, dtype=np.uint8).reshape(-1, CIFAR_RECORD)
     if records[:, 0].max() > 9:
         row = int(records[:, 0].argmax())
-        raise damaged(path, f"record {row} has label {records[row, 0]}", CIFAR_HOLDS)
+        raise file.damaged(f"record {row} has label {records[row, 0]}")
     return records
 
 
@@ -166,29 +169,28 @@ def read_femnist(folder: Path) -> Dataset:
     Digits come first (0-9), then A-Z (10-35) and a-z (36-61). As in LEAF, and unlike MNIST, the
     background is 1 (255) and ink is 0. The split into train and test is LEAF's own.
     """
-    path = find_file(folder, "femnist.npz", holds=FEMNIST_HOLDS)
-    raw = read_arrays(path, (*FEMNIST_KINDS, "writer_ids"), FEMNIST_HOLDS)
-    _check_femnist(path, raw)
+    file = DataFile.find(folder, "femnist.npz", holds=FEMNIST_HOLDS)
+    raw = file.arrays(*FEMNIST_KINDS, "writer_ids")
+    _check_femnist(file, raw)
     x, y = raw["images"][:, None] / np.float32(255), raw["labels"].astype(np.int64)
     clients = raw["writer_ids"][raw["writers"]]
     whole = Dataset(folder.name, x, y, x[:0], y[:0], FEMNIST_CLASSES, clients)
     return whole.split_off(raw["is_test"])
 
 
-def _check_femnist(path: Path, raw: dict[str, NDArray[Any]]) -> None:
+def _check_femnist(file: DataFile, raw: dict[str, NDArray[Any]]) -> None:
     n = len(raw["labels"]) if raw["labels"].ndim else 0
     for key, kind in FEMNIST_KINDS.items():
         shape = (n, 28, 28) if key == "images" else (n,)
         if raw[key].dtype != np.dtype(kind) or raw[key].shape != shape or n == 0:
-            form = f"{raw[key].dtype} of shape {raw[key].shape}"
-            raise damaged(path, f"{key} is {form}", FEMNIST_HOLDS)
+            raise file.damaged(f"{key} is {raw[key].dtype} of shape {raw[key].shape}")
     names = raw["writer_ids"]
     if names.dtype.kind != "U" or names.ndim != 1:
-        raise damaged(path, f"writer_ids is {names.dtype} of shape {names.shape}", FEMNIST_HOLDS)
+        raise file.damaged(f"writer_ids is {names.dtype} of shape {names.shape}")
     if raw["labels"].max() >= FEMNIST_CLASSES:
-        raise damaged(path, f"it has a label {raw['labels'].max()}", FEMNIST_HOLDS)
+        raise file.damaged(f"it has a label {raw['labels'].max()}")
     if raw["writers"].max() >= names.size:
-        raise damaged(path, f"writer {raw['writers'].max()} is not in writer_ids", FEMNIST_HOLDS)
+        raise file.damaged(f"writer {raw['writers'].max()} is not in writer_ids")
 
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -230,9 +232,7 @@ def read_heart(folder: Path) -> Dataset:
     Switzerland, stands. A third of each hospital's rows of each class, always the same, is for
     testing.
     """
-    tables = [
-        _heart_table(find_file(folder, f"processed.{h}.data", holds=HEART_HOLDS)) for h in HOSPITALS
-    ]
+    tables = [_heart_table(folder, hospital) for hospital in HOSPITALS]
     rows = np.concatenate(tables)
     clients = np.repeat(HOSPITALS, [len(table) for table in tables])
     whole = ~np.isnan(rows[:, :10]).any(axis=1)
@@ -247,27 +247,27 @@ def read_heart(folder: Path) -> Dataset:
     return Dataset(folder.name, x, y, x[:0], y[:0], 2, clients).split_off(test)
 
 
-def _heart_table(path: Path) -> NDArray[np.float64]:
-    text = read_all(path, 1 << 20, HEART_HOLDS).decode("ascii", "replace")
+def _heart_table(folder: Path, hospital: str) -> NDArray[np.float64]:
+    file = DataFile.find(folder, f"processed.{hospital}.data", holds=HEART_HOLDS)
+    text = file.content(1 << 20).decode("ascii", "replace")
     rows = [line.split(",") for line in text.splitlines() if line.strip()]
     if not rows:
-        raise damaged(path, "it is empty", HEART_HOLDS)
+        raise file.damaged("it is empty")
     for number, row in enumerate(rows, start=1):
         if len(row) != 14:
-            raise damaged(path, f"row {number} has {len(row)} columns", HEART_HOLDS)
+            raise file.damaged(f"row {number} has {len(row)} columns")
     try:
-        table = np.array([[np.nan if v.strip() == "?" else float(v) for v in r] for r in rows])
+        table = np.array([["nan" if v.strip() == "?" else v for v in row] for row in rows], float)
     except ValueError as error:
-        raise damaged(path, str(error), HEART_HOLDS) from error
+        raise file.damaged(str(error)) from error
     for column, values in HEART_VALUES.items():
         cells = table[:, column]
         wrong = ~np.isin(cells, values) & (~np.isnan(cells) | (column == 13))
         if wrong.any():
             first = int(np.argmax(wrong))
-            problem = f"column {column + 1} of row {first + 1} is {cells[first]:g}"
-            raise damaged(path, problem, HEART_HOLDS)
+            raise file.damaged(f"column {column + 1} of row {first + 1} is {cells[first]:g}")
     if np.isinf(table).any():
-        raise damaged(path, "it has an infinite number", HEART_HOLDS)
+        raise file.damaged("it has an infinite number")
     return table
 
 
@@ -291,15 +291,14 @@ def read_shakespeare(folder: Path, *, max_samples: int | None = 500) -> Dataset:
     """
     if max_samples is not None and max_samples < 1:
         raise ConfigError(f"shakespeare: max_samples={max_samples} must be at least 1, or None")
-    path = find_file(folder, "plays.tsv.gz", holds=PLAYS_HOLDS)
+    file = DataFile.find(folder, "plays.tsv.gz", holds=PLAYS_HOLDS)
     roles = {
         role: encode("\n".join(lines))
-        for role, lines in sorted(_lines_by_role(path).items())
+        for role, lines in sorted(_lines_by_role(file).items())
         if len(lines) >= MIN_LINES and sum(map(len, lines)) + len(lines) - 1 > WINDOW
     }
     if not roles:
-        problem = f"no role has {MIN_LINES} lines and over {WINDOW} characters"
-        raise damaged(path, problem, PLAYS_HOLDS)
+        raise file.damaged(f"no role has {MIN_LINES} lines and over {WINDOW} characters")
     train, test = {}, {}
     for role, text in roles.items():
         windows = text.size - WINDOW
@@ -325,20 +324,20 @@ def encode(text: str) -> Bytes:
     return np.where(codes < 128, table[np.minimum(codes, 127)], 0).astype(np.uint8)
 
 
-def _lines_by_role(path: Path) -> dict[str, list[str]]:
+def _lines_by_role(file: DataFile) -> dict[str, list[str]]:
     try:
-        lines = read_all(path, 64 << 20, PLAYS_HOLDS).decode("utf-8").split("\n")
+        lines = file.content(64 << 20).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise damaged(path, f"it is not UTF-8 ({error})", PLAYS_HOLDS) from error
+        raise file.damaged(f"it is not UTF-8 ({error})") from error
     if lines[0] != PLAYS_HEADER:
-        raise damaged(path, f"its first line is {lines[0][:60]!r}", PLAYS_HOLDS)
+        raise file.damaged(f"its first line is {lines[0][:60]!r}")
     roles: dict[str, list[str]] = {}
     for number, line in enumerate(lines[1:], start=2):
         fields = line.split("\t")
         if len(fields) == 4:
             roles.setdefault(f"{fields[0]}/{fields[1]}", []).append(fields[3])
         elif line:
-            raise damaged(path, f"line {number} has {len(fields)} fields", PLAYS_HOLDS)
+            raise file.damaged(f"line {number} has {len(fields)} fields")
     return roles
 
 
@@ -346,12 +345,8 @@ def _windows(roles: dict[str, Bytes], starts: dict[str, Ints]) -> tuple[Ints, In
     """Cut the windows out, role by role into one array."""
     sizes = [s.size for s in starts.values()]
     x = np.empty((sum(sizes), WINDOW), dtype=np.int64)
-    y = np.empty(sum(sizes), dtype=np.int64)
-    end = 0
-    for role, begin in starts.items():
-        rows = slice(end, end := end + begin.size)
-        x[rows] = sliding_window_view(roles[role], WINDOW)[begin]
-        y[rows] = roles[role][begin + WINDOW]
-    names = np.empty(len(sizes), dtype=object)  # text of fixed width would outweigh the windows
-    names[:] = list(starts)
-    return x, y, np.repeat(names, sizes)
+    for role, rows in zip(starts, np.split(x, np.cumsum(sizes)[:-1]), strict=True):
+        rows[:] = sliding_window_view(roles[role], WINDOW)[starts[role]]
+    y = np.concatenate([roles[role][begin + WINDOW] for role, begin in starts.items()])
+    names = np.array(list(starts), dtype=object)  # fixed width would outweigh the windows
+    return x, y.astype(np.int64), np.repeat(names, sizes)
