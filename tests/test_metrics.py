@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedcohort.exceptions import UnknownClient
-from fedcohort.metrics import (
-    gemd,
-    participation,
-    participation_entropy,
-    rounds_to_target,
-    time_to_target,
-)
+from fedcohort.metrics import gemd, participation, participation_entropy, rounds_to_target
 
 NAN = float("nan")
 COUNTS = hnp.arrays(
@@ -46,12 +40,10 @@ def test_gemd_of_clients_without_examples_is_refused():
         gemd([[1, 2], [0, 0]], [1])
 
 
-def test_rounds_and_time_include_the_first_round_that_reaches_the_target():
+def test_rounds_include_the_first_round_that_reaches_the_target():
     assert rounds_to_target([0.9, 0.1, 0.9], 0.9) == 1
     assert rounds_to_target([0.1, NAN, 0.5], 0.4) == 3
     assert rounds_to_target([0.1, NAN], 0.4) is None
-    assert time_to_target([0.1, 0.5, 0.9], [1.0, 2.0, 4.0], 0.5) == 3.0
-    assert time_to_target([0.1, 0.5, 0.9], [1.0, 2.0, 4.0], 0.95) is None
 
 
 def test_participation_counts_in_the_order_of_clients():

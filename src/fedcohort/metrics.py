@@ -1,4 +1,4 @@
-"""Measures of a run: label balance of its cohorts, rounds and time to a target, participation."""
+"""Measures of a run: label balance of its cohorts, rounds to a target, participation."""
 
 from __future__ import annotations
 
@@ -49,12 +49,6 @@ def rounds_to_target(accuracy: ArrayLike, target: float) -> int | None:
     """
     reached = np.flatnonzero(np.asarray(accuracy, np.float64) >= target)
     return int(reached[0]) + 1 if reached.size else None
-
-
-def time_to_target(accuracy: ArrayLike, seconds: ArrayLike, target: float) -> float | None:
-    """Sum the seconds of the rounds until the accuracy first reaches the target."""
-    rounds = rounds_to_target(accuracy, target)
-    return None if rounds is None else float(np.asarray(seconds, np.float64)[:rounds].sum())
 
 
 def participation(selections: Iterable[Iterable[str]], clients: Sequence[str]) -> NDArray[np.int64]:

@@ -1,13 +1,12 @@
 """Splits of a labeled data set over clients.
 
 Every function in `PARTITIONS` is called `partition(labels, clients, rng, *, min_size=1, ...)` and
-returns one ascending array of sample indices per client; `min_size` is the smallest allowed number
-of samples per client. All samples are handed out, each once, except by `dirichlet_environment`, in
-which clients share samples by definition. `natural` groups by client ids that come with the data.
-The same alpha means something different in each of the Dirichlet partitions.
+returns one ascending array of sample indices per client, of at least `min_size`. All samples are
+handed out, each once, except by `dirichlet_environment`, in which clients share samples by
+definition. The same alpha means something different in each of the Dirichlet partitions.
 
-A split is made as the `owner` of each sample, so that no sample is lost or handed out twice, or as
-the `counts` of each class per client, which `scatter` turns into owners.
+A split is made as the `owner` of each sample, or as the `counts` of each class per client, which
+`scatter` turns into owners: so no sample is lost or handed out twice.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PARTITIONS: dict[str, Partition] = {}
 
 
 def partition(name: str, *, sharing: bool = False) -> Callable[[Callable[..., Any]], Partition]:
-    """Decorator: enter a split into `PARTITIONS`; its labels are then numbers 0..C-1.
+    """Decorator: enter a split, with labels numbered from 0 on, into `PARTITIONS`.
 
     The split returns owners, counts (clients x classes), or the clients' samples themselves. With
     `sharing`, clients may hold more samples than there are.
@@ -99,9 +98,8 @@ def deal(mix: Floats, sizes: Counts, supply: Counts, rng: Generator) -> Counts:
     """Hand out a limited supply of classes so that every client gets its size and about its mix.
 
     All clients ask for as many samples as they still need, drawn from their mix over the classes
-    that are not used up. A class that is asked for more than it has serves clients in random
-    order, and those who still need samples ask again. A client whose mix has no weight on any
-    remaining class takes from what remains. Rows of the counts add up to `sizes`.
+    that are not used up, or from what remains if it has no weight there. A class that is asked for
+    more than it has serves clients in random order, and those who still need samples ask again.
     """
     counts = np.zeros(mix.shape, dtype=np.int64)
     need, left = sizes.copy(), supply.copy()
@@ -199,7 +197,7 @@ def uniform_sizes(
 
 
 def _sizes_between(cuts: Floats, total: int) -> Counts:
-    """Return the sizes of the parts of a total that end at these cuts, in whole numbers."""
+    """Return the sizes, in whole numbers, of the parts of a total that end at these cuts."""
     ends = np.floor(cuts + 0.5).astype(np.int64)
     ends[-1] = total
     return np.diff(ends, prepend=0)
@@ -379,26 +377,19 @@ def dirichlet_environment(
             f"dirichlet-environment: samples={samples} must be at least min_size={min_size} and "
             f"at most the number of samples, {labels.size}"
         )
-    supply = np.bincount(labels)
-    beta = skewness_levels(clients, x_med, x_max, rng)
+    supply, unit = np.bincount(labels), 1.0 - rng.random(clients)
+    skewed = np.arange(clients) < (clients + 1) // 2
+    beta = np.where(skewed, x_med * unit, x_med + (x_max - x_med) * unit)
     mix = dirichlet(np.broadcast_to(beta[:, None], (clients, supply.size)), rng)
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(supply)[:-1])
 
-    def draw(row: Counts) -> IndexArray:
-        picked = [
-            members[k][rng.choice(members[k].size, row[k], replace=False, shuffle=False)]
-            for k in np.flatnonzero(row)
-        ]
-        return np.sort(np.concatenate(picked))
+    def draw(rows: IndexArray, count: int) -> IndexArray:
+        return rows[rng.choice(rows.size, count, replace=False, shuffle=False)]
 
-    return [draw(row) for row in _class_counts(mix, samples, supply, rng)]
-
-
-def skewness_levels(clients: int, x_med: float, x_max: float, rng: Generator) -> Floats:
-    """Draw the concentration beta of each client, the skewed half first."""
-    unit = 1.0 - rng.random(clients)
-    skewed = np.arange(clients) < (clients + 1) // 2
-    return np.where(skewed, x_med * unit, x_med + (x_max - x_med) * unit)
+    return [
+        np.sort(np.concatenate([draw(members[k], row[k]) for k in np.flatnonzero(row)]))
+        for row in _class_counts(mix, samples, supply, rng)
+    ]
 
 
 def _class_counts(mix: Floats, samples: int, supply: Counts, rng: Generator) -> Counts:
@@ -448,16 +439,6 @@ def skewness(
     supply = np.bincount(labels)
     if xi == "H":
         return _two_halves(supply, clients, rng)
-    return _main_share(supply, clients, xi, rng)
-
-
-def _share_evenly(supply: Counts, holders: Counts) -> tuple[IndexArray, Counts]:
-    """Split each class over its number of holders; returns class and size of each portion."""
-    portions = [even_sizes(int(n), int(k)) for n, k in zip(supply, holders, strict=True) if k]
-    return np.repeat(np.arange(supply.size), holders), np.concatenate(portions)
-
-
-def _main_share(supply: Counts, clients: int, xi: float, rng: Generator) -> Counts:
     holders = apportion(supply, clients, clients)
     main, sizes = _share_evenly(_budgets(supply, holders, xi), holders)
     shuffled = rng.permutation(clients)
@@ -471,16 +452,20 @@ def _main_share(supply: Counts, clients: int, xi: float, rng: Generator) -> Coun
     return rest
 
 
+def _share_evenly(supply: Counts, holders: Counts) -> tuple[IndexArray, Counts]:
+    """Split each class over its number of holders; returns class and size of each portion."""
+    portions = [even_sizes(int(n), int(k)) for n, k in zip(supply, holders, strict=True) if k]
+    return np.repeat(np.arange(supply.size), holders), np.concatenate(portions)
+
+
 def _budgets(supply: Counts, holders: Counts, xi: float) -> Counts:
     """Samples that the clients of each main class hold in total, at most supply / xi."""
-    limit = np.where(holders > 0, supply / xi, 0.0)
-    total = int(supply.sum())
+    limit, total = np.where(holders > 0, supply / xi, 0.0), int(supply.sum())
     if limit.sum() < total * (1 - 1e-12):
         raise ConfigError(
             f"skewness: xi={xi} leaves samples over; use at least {supply.size} clients "
             f"or xi of at most {supply[holders > 0].sum() / total:.3f}"
         )
-    budget = np.zeros(supply.size)
     tight = holders == 0
     while True:  # equal sizes for all classes that are not at their limit
         free = ~tight
@@ -520,22 +505,17 @@ def _swap_out_main(rest: Counts, main: IndexArray, rng: Generator) -> None:
 
 
 def _two_halves(supply: Counts, clients: int, rng: Generator) -> Counts:
+    wanted = f'skewness: xi="H" gives {clients} clients two classes each'
     if supply.size < 2 or 2 * clients < supply.size:
-        raise ConfigError(
-            f'skewness: xi="H" gives {clients} clients two classes each, which cannot cover '
-            f"{supply.size} classes"
-        )
+        raise ConfigError(f"{wanted}, which cannot cover {supply.size} classes")
     holders = apportion(supply, 2 * clients, clients)
     if (holders > supply).any():
-        raise ConfigError(
-            f'skewness: xi="H" needs two classes for each of {clients} clients, but classes of '
-            f"{supply.tolist()} samples are too small"
-        )
+        raise ConfigError(f"{wanted}, but classes of {supply.tolist()} samples are too small")
     classes, sizes = _share_evenly(supply, holders)
     left, right = _pair_up(classes, rng)
     counts = np.zeros((clients, supply.size), dtype=np.int64)
-    counts[np.arange(clients), classes[left]] = sizes[left]
-    counts[np.arange(clients), classes[right]] = sizes[right]
+    for half in (left, right):
+        counts[np.arange(clients), classes[half]] = sizes[half]
     return counts
 
 

@@ -1,15 +1,7 @@
 """Several experiments, each in a folder of its own: comparisons of policies, and sweeps.
 
 `compare` runs several policies on one setting, over the same seeds. `expand` makes one setting of
-every combination of the values in a file's ``[sweep]`` table:
-
-.. code-block:: toml
-
-    rounds = 40
-
-    [sweep]
-    policy = ["uniform", "power-of-choice:d=15"]
-    "data.options.alpha" = [0.1, 1.0]
+every combination of the values in a ``[sweep]`` table.
 """
 
 from __future__ import annotations
@@ -109,7 +101,7 @@ def compare(
 
 
 def settings_of(setting: Experiment, policies: Sequence[NamedConfig]) -> list[Setting]:
-    """Return one setting per policy; with a gate, plain FedAvg comes first."""
+    """Return one setting per policy, as `compare` runs them."""
     settings = [
         Setting(name, dataclasses.replace(setting, policy=policy))
         for name, policy in zip(labels(policies), policies, strict=True)

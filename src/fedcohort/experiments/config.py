@@ -241,10 +241,6 @@ def parse(values: Mapping[str, Any]) -> Experiment:
     --------
     >>> parse({"policy": "power-of-choice:d=15"}).policy
     NamedConfig(name='power-of-choice', options={'d': 15})
-    >>> parse({"gate": {"nam": "cmfl"}})
-    Traceback (most recent call last):
-    ...
-    fedcohort.exceptions.ConfigError: unknown key 'nam' in [gate]; did you mean 'name'? ...
     """
     experiment: Experiment = _filled(Experiment(), values, "")
     return experiment

@@ -1,8 +1,6 @@
 """Results of runs: read from their folders, summarized per seed, handed on as tables.
 
-`read` finds the runs under a folder, finished or not; ``rounds.jsonl`` is the truth about each.
-`Results.to_arrow` and `Results.records` give one row per run, seed and round. `accuracy` has one
-meaning in every table: the mean test accuracy over the last rounds (see `Summary`).
+`accuracy` has one meaning in every table: the mean test accuracy of the last rounds (`Summary`).
 """
 
 from __future__ import annotations
@@ -74,7 +72,8 @@ def summarize(
     last = measured[-min(MAX_LAST_ROUNDS, max(1, len(measured) // 5)) :]
     up, down = sum(r.bytes_up for r in rounds), sum(r.bytes_down for r in rounds)
     fedavg = sum(len(r.selected) for r in rounds) * model_bytes or math.nan
-    seconds = [r.seconds for r in rounds]
+    seconds = np.array([r.seconds for r in rounds])
+    reached = None if target is None else metrics.rounds_to_target(accuracy, target)
     return Summary(
         seed=history.seed,
         rounds=len(rounds),
@@ -83,10 +82,8 @@ def summarize(
         last_accuracy=float(last[-1]),
         best_accuracy=float(measured.max()),
         mean_accuracy=float(measured.mean()),
-        rounds_to_target=None if target is None else metrics.rounds_to_target(accuracy, target),
-        seconds_to_target=(
-            None if target is None else metrics.time_to_target(accuracy, seconds, target)
-        ),
+        rounds_to_target=reached,
+        seconds_to_target=None if reached is None else float(seconds[:reached].sum()),
         gemd=spread(gemd_by_round(history, clients, label_counts)).mean,
         participation_entropy=metrics.participation_entropy(
             metrics.participation(history.selections, clients)
@@ -284,10 +281,7 @@ def read_run(folder: Path, name: str | None = None) -> Run:
 
 
 def read_histories(folder: str | os.PathLike[str]) -> list[History]:
-    """Read the rounds of a run folder, one history per seed.
-
-    A last line that is still being written is ignored.
-    """
+    """Read the rounds of a run folder, one history per seed, without a line half written."""
     path = Path(folder) / "rounds.jsonl"
     if not path.exists():
         raise ConfigError(f"{folder}: not a run folder (it has no rounds.jsonl)")
