@@ -53,11 +53,11 @@ class CMFL(Gate):
     threshold : float, default=0.6
         Smallest share of agreeing signs.
     decay : bool, default=False
-        Divide it by the square root of the round number, as the convergence proof requires.
+        Divide it by the square root of the round number, as one of the sources does.
 
     Notes
     -----
-    Source: replications; thresholds of .6, .7 and .8 all occur in them.
+    Source: reimplementations, with thresholds of .6, .7 and .8; the paper's text could not be had.
     Checked: agreement and thresholds by hand.
     Reference: Wang, Wang, Li (2019), CMFL: Mitigating Communication Overhead, ICDCS.
     """

@@ -36,11 +36,13 @@ class ActiveFL(LastLossPolicy):
 
     Notes
     -----
-    Source: paper; authors' code could not be had.
+    Source: FedCor's released code and three reimplementations; neither the paper's text nor its
+    authors' code could be had.
     Checked: values, law and shares by hand and by frequencies.
     Reference: Goetz, Malik, Bui, Moon, Liu, Kumar (2019), Active Federated Learning.
 
-    Added here: a client that finishes without reporting a loss has its value halved each time.
+    The code rounds (1 - alpha3) of the cohort down; one reimplementation drops 1 - alpha1. Added
+    here: a client that finishes without reporting a loss has its value halved each time.
 
     Examples
     --------

@@ -38,7 +38,7 @@ class FedCBS(Policy):
     Parameters
     ----------
     exploration : float, default=10.0
-        Weight of the bonus for clients that were rarely selected, lambda; our choice.
+        Weight of the bonus for clients that were rarely selected, lambda.
     epsilon : float, default=0.0
         Privacy of the label histograms; 0 sends exact counts, which are sensitive.
 
@@ -48,8 +48,9 @@ class FedCBS(Policy):
     Checked: laws of all draws by hand.
     Reference: Zhang et al. (2023), Fed-CBS: Client Sampling via Class-Imbalance Reduction, ICML.
 
-    The reimplementations take beta_m = m and start T at 1. The paper computes the imbalance under
-    homomorphic encryption; here the server sees the histograms.
+    Most of them take beta_m = m, start T at 1 and lambda at 10; they differ in whether later draws
+    have the bonus, too. The paper computes the imbalance under homomorphic encryption; here the
+    server sees the histograms.
 
     Examples
     --------

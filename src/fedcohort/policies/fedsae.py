@@ -26,14 +26,15 @@ class FedSAE(LastLossPolicy):
 
     Notes
     -----
-    Source: a public copy of the code, yasar-rehman/FedSAE; the paper's text could not be had.
+    Source: a public copy of the authors' code, yasar-rehman/FedSAE; only the paper's abstract could
+    be had.
     Checked: values and draw by hand.
     Reference: Li et al. (2021), FedSAE: A Self-Adaptive Federated Learning Framework, IJCNN.
 
     Only the selection, not the work that each client is given. In the code, losses are those of the
-    new global model, at first from everybody; here they come with the updates. After training the
-    code divides by sqrt(n), which contradicts its start and is not followed. A client that finishes
-    without reporting a loss has its value halved each time.
+    new global model, at first from everybody; here they come with the updates. Once clients have
+    trained, the code divides by sqrt(n), which contradicts its start and is not followed. A client
+    that finishes without reporting a loss has its value halved each time.
     """
 
     def __init__(self, beta: NonNegative = 0.01) -> None:

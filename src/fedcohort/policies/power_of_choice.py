@@ -42,7 +42,7 @@ class PowerOfChoice(Policy):
 
     Notes
     -----
-    Source: paper.
+    Source: paper's abstract, FedCor's released code and FLGo, which agree; no authors' code.
     Checked: draw and choice by hand and by frequencies.
     Reference: Cho, Wang, Joshi (2020), Power-of-Choice Selection Strategies.
 
