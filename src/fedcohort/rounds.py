@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import ConfigError
 
 ClientId: TypeAlias = str
+Averaging = Literal["equal", "size"]  # of models
 
 
 def check_id(client: object, whose: str = "client id") -> ClientId:
@@ -39,7 +40,7 @@ class Round:
     number: int  # 0 for the first
     available: tuple[ClientId, ...]  # sorted, each once
     cohort_size: int
-    averaging: Literal["equal", "size"] | None = None  # of models; None: the engine does not say
+    averaging: Averaging | None = None  # None: the engine does not say
 
     @property
     def size(self) -> int:

@@ -1,8 +1,7 @@
 """A policy in action, round after round: who is asked, who is picked, what it costs.
 
-The session does no I/O and trains nothing. An engine, be it the simulator or a Flower strategy,
-calls `begin` with the clients that are there and a function that fetches signals, trains the
-selection in its own way, and calls `finish` with what came back.
+The session does no I/O and trains nothing. An engine calls `begin` with the clients that are there
+and a function that fetches signals, trains the selection, and calls `finish` with what came back.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import filterfalse, islice
 from operator import eq
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -26,15 +25,13 @@ from fedcohort.policies import POLICIES
 from fedcohort.policies.base import Policy, pick
 from fedcohort.policies.readings import sizes
 from fedcohort.registry import make
-from fedcohort.rounds import ClientId, Outcome, Round, Selection, check_id, stream
+from fedcohort.rounds import Averaging, ClientId, Outcome, Round, Selection, check_id, stream
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.projection import Vectors
 from fedcohort.signals.table import Signals, as_array
 
 Readings = Mapping[ClientId, ArrayLike | None]
 Collect = Callable[[str, tuple[ClientId, ...]], Readings]
-
-Averaging = Literal["equal", "size"]
 
 LOG = logging.getLogger("fedcohort")
 MAX_ASKS = 3  # a client that does not answer a profile query this often is not asked again
@@ -59,7 +56,7 @@ class Session:
     seed : int
         All randomness of the selection is a function of it and of the round.
     model_bytes : int, default=0
-        Size of the model, charged for each download and upload.
+        Charged for each download and upload of the model.
     averaging : {"equal", "size"}, optional
         How the engine averages models, for policies that match the average.
 
@@ -124,27 +121,27 @@ class Session:
         self._round = round = Round(self.round_number, clients, self.cohort_size, self.averaging)
         self._admitted, self._withheld = None, ()
         present = set(clients) if self.skipped else set()
-        if same := tuple(c for c in self.selection.clients if c in present):
-            # After a skip the same clients go on; those that left are replaced.
+        same = tuple(c for c in self.selection.clients if c in present)
+        self.skipped, self._holding = bool(same), set(same)
+        if same:  # those that left are replaced
             given = self.selection.weights_of(same)
-            weights = None if given is None else tuple(given)
-            kept = Selection(same, weights, self.selection.scores)
-            self.selection = self._completed(kept, round)
-            self._holding = set(same)
-            self._send_model(self.selection.clients)
-            return self.selection
-        self.skipped = False
-        self._holding = set()
-        self._profile(clients, collect)
+            weights = tuple(given) if given else None
+            selection = dataclasses.replace(self.selection, clients=same, weights=weights)
+        else:
+            selection = self._selected(round, collect)
+        self.selection = self._completed(selection, round)
+        self._send_model(self.selection.clients)
+        return self.selection
+
+    def _selected(self, round: Round, collect: Collect) -> Selection:
+        """Ask for what the policy needs, and let it select."""
+        self._profile(round.available, collect)
         if query := sorted(self.policy.needs.query):
             asked = self.policy.candidates(round, self.signals, self._rng("candidates"))
             ordered = self._checked(asked, "candidates")
             for name in query:
                 self._gather(name, ordered, collect)
-        selection = self.policy.select(round, self.signals, self._rng("select"))
-        self.selection = self._completed(selection, round)
-        self._send_model(self.selection.clients)
-        return self.selection
+        return self.policy.select(round, self.signals, self._rng("select"))
 
     def profile(self, clients: Iterable[ClientId], collect: Collect) -> None:
         """Ask all clients for their profile signals, for a policy with `profile_first`."""
@@ -182,8 +179,7 @@ class Session:
         if any(factor != 1 for factor in factors.values()):
             weights = tuple(shares[c] * factors.get(c, 0.0) for c in self.selection.clients)
             self.selection = dataclasses.replace(self.selection, weights=weights)
-        asked = set(self._admitted)
-        self._withheld = tuple(c for c in answers if c not in asked)
+        self._withheld = tuple(c for c in answers if c not in factors)
         self.skipped = not self._admitted and bool(answers)
         if any(sent.values()):  # a byte asks for an upload; silence means no
             self.charge("gate", "down", dict.fromkeys(self._admitted, 1))
@@ -212,17 +208,16 @@ class Session:
         """
         if self._round is None:
             raise RuntimeError("Session.finish was called before Session.begin")
-        done = set(finished)
-        asked = self.selection.clients if self._admitted is None else self._admitted
-        late = set(cut)
-        strangers = (done - set(asked)) | (late - set(self.selection.clients)) | (done & late)
+        done, late, clients = set(finished), set(cut), self.selection.clients
+        asked = clients if self._admitted is None else self._admitted
+        strangers = done.difference(asked) | late.difference(clients) | (done & late)
         if strangers:
             raise ValueError(f"Session.finish: {min(strangers)!r} was not selected this round")
         outcome = Outcome(
-            self.selection.clients,
-            tuple(c for c in self.selection.clients if c in done),
+            clients,
+            tuple(c for c in clients if c in done),
             self._withheld,
-            tuple(c for c in self.selection.clients if c in late),
+            tuple(c for c in clients if c in late),
         )
         unwanted = set(replies).difference(self.policy.needs.reply)
         if unwanted:
@@ -242,6 +237,7 @@ class Session:
         """Return all that the next round depends on; call it between rounds."""
         if self._round is not None:
             raise RuntimeError("Session.state_dict: finish the round first")
+        gate = self.gate
         return {
             "policy": repr(self.policy),
             "seed": self.seed,
@@ -253,8 +249,8 @@ class Session:
             "asks": dict(self._asks),
             "failures": dict(self._failures),
             "resting": dict(self._resting),
-            "gate": None if self.gate is None else repr(self.gate),
-            "gate_state": {} if self.gate is None else self.gate.state_dict(),
+            "gate": gate and repr(gate),
+            "gate_state": gate.state_dict() if gate else {},
             "skipped": self.skipped,
             "cohort": list(self.selection.clients) if self.skipped else [],
             "weights": self.selection.weights if self.skipped else None,
@@ -262,25 +258,21 @@ class Session:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken: the same policy and options, seed and size."""
-        gate = None if self.gate is None else repr(self.gate)
-        expected = (repr(self.policy), self.seed, self.cohort_size, gate)
+        expected = (repr(self.policy), self.seed, self.cohort_size, self.gate and repr(self.gate))
         saved = tuple(state.get(key) for key in ("policy", "seed", "cohort_size", "gate"))
         if saved != expected:
             raise InvalidCheckpoint(
                 f"the checkpoint is of (policy, seed, cohort_size, gate) = {saved}, "
                 f"this is {expected}"
             )
-        if self.gate is not None:
-            self.gate.load_state_dict(state["gate_state"])
-        self.skipped = bool(state["skipped"])
-        weights = state["weights"]
-        self.selection = Selection(
-            tuple(state["cohort"]), None if weights is None else tuple(weights)
-        )
-        self.round_number = int(state["round_number"])
         self.policy.load_state_dict(state["policy_state"])
+        if self.gate:
+            self.gate.load_state_dict(state["gate_state"])
         self.signals.load_state_dict(state["signals"])
         self.ledger.load_state_dict(state["ledger"])
+        self.skipped, weights = bool(state["skipped"]), state["weights"]
+        self.selection = Selection(tuple(state["cohort"]), tuple(weights) if weights else None)
+        self.round_number = int(state["round_number"])
         self._asks = Counter(state["asks"])
         self._failures = Counter(state["failures"])
         self._resting = dict(state["resting"])
@@ -326,20 +318,17 @@ class Session:
         return stream(self.seed, "session", self.round_number, phase)
 
     def _profile(self, clients: tuple[ClientId, ...], collect: Collect) -> None:
-        for name in sorted(self.policy.needs.profile | (self.gate.profile if self.gate else set())):
-            self._gather(name, self._unprofiled(name, clients), collect, retry=True)
-
-    def _unprofiled(self, name: str, clients: tuple[ClientId, ...]) -> tuple[ClientId, ...]:
-        unknown = np.flatnonzero(self.signals.rounds(name, clients) < 0)
         asks = self._asks
-        return tuple(clients[i] for i in unknown if asks[f"{name}/{clients[i]}"] < MAX_ASKS)
+        for name in sorted(self.policy.needs.profile | (self.gate.profile if self.gate else set())):
+            unknown = np.flatnonzero(self.signals.rounds(name, clients) < 0)
+            asked = tuple(clients[i] for i in unknown if asks[f"{name}/{clients[i]}"] < MAX_ASKS)
+            known = self._gather(name, asked, collect)
+            asks.update(f"{name}/{c}" for c in asked if c not in known)
 
-    def _gather(
-        self, name: str, clients: tuple[ClientId, ...], collect: Collect, *, retry: bool = False
-    ) -> None:
-        """Ask `clients` for a signal, sending the model first where it takes one."""
+    def _gather(self, name: str, clients: tuple[ClientId, ...], collect: Collect) -> set[ClientId]:
+        """Ask for a signal, sending the model first where it takes one; return who answered."""
         if not clients:
-            return
+            return set()
         signal, options = SIGNALS[name], self.policy.signal_options.get(name, {})
         if signal.when == "profile" and self.round_number and signal.needs_model(options):
             self.charge("model", "down", dict.fromkeys(clients, self.model_bytes))
@@ -353,8 +342,7 @@ class Session:
         kept = set(self._store(name, {c: answers[c] for c in clients if c in answers}))
         if not kept:
             self._warn(f"{name}: none of the {len(clients)} clients asked gave a usable answer")
-        if retry:
-            self._asks.update(f"{name}/{c}" for c in clients if c not in kept)
+        return kept
 
     def _store(self, name: str, readings: Readings) -> tuple[ClientId, ...]:
         """Record readings; every byte that arrived is charged, used or not."""
