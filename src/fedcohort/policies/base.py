@@ -89,10 +89,14 @@ def take(clients: Sequence[ClientId], positions: Indices) -> tuple[ClientId, ...
 
 
 def scored(
-    clients: tuple[ClientId, ...], scores: Array, weights: tuple[float, ...] | None = None
+    clients: Sequence[ClientId],
+    positions: Indices | list[int],
+    scores: Array,
+    weights: tuple[float, ...] | None = None,
 ) -> Selection:
-    """Return the selection of clients with these scores, in their order."""
-    return Selection(clients, weights, dict(zip(clients, scores.tolist(), strict=True)))
+    """Return the selection of the clients at these positions, which have these scores."""
+    chosen = take(clients, np.asarray(positions, np.int64))
+    return Selection(chosen, weights, dict(zip(chosen, scores.tolist(), strict=True)))
 
 
 def values_for(

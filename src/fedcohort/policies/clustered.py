@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.numerics import sampling
-from fedcohort.policies.base import Array, Indices, Policy, register, scored, take
+from fedcohort.policies.base import Array, Indices, Policy, register, scored
 from fedcohort.policies.readings import shares, vector_needs, vector_options, vectors
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
@@ -83,7 +83,7 @@ class ClusteredSampling(Policy):
             rest = 1 - share[always].sum()
             weights = np.append(weights, np.full(places, rest / places))
         inclusion = np.append(np.ones(always.size), mass[chosen[always.size :]])
-        return scored(take(round.available, chosen), inclusion, tuple(weights.tolist()))
+        return scored(round.available, chosen, inclusion, tuple(weights.tolist()))
 
     def _order(self, round: Round, signals: Signals, mass: Array, places: int) -> Indices:
         """Order in which clients fill the distributions; `mass` is in units of places."""

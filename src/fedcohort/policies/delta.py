@@ -9,7 +9,7 @@ from numpy.random import Generator
 
 from fedcohort.numerics.sampling import proportional_inclusion, systematic
 from fedcohort.options import NonNegative
-from fedcohort.policies.base import Array, Policy, register, scored, take, values_for
+from fedcohort.policies.base import Array, Policy, register, scored, values_for
 from fedcohort.policies.readings import by_report, shares, sizes
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
@@ -70,8 +70,8 @@ class DELTA(Policy):
         inclusion = proportional_inclusion(probability, round.size)
         chosen = systematic(inclusion, rng)
         weights = inverse_inclusion(shares(signals, round.available)[chosen], inclusion[chosen])
-        clients = take(round.available, chosen)
-        return scored(clients, inclusion[chosen], weights if sum(weights) > 0 else None)
+        given = weights if sum(weights) > 0 else None
+        return scored(round.available, chosen, inclusion[chosen], given)
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Divide the probability of those whose update arrived among them again."""

@@ -86,7 +86,7 @@ class FedCBS(Policy):
             chosen.append(taken)
             pooled, free[taken] = pooled + counts[taken], -np.inf
         left = imbalance(np.cumsum(counts[chosen], axis=0)) if chosen else np.empty(0)
-        return scored(take(round.available, positions[chosen]), left)
+        return scored(round.available, positions[chosen], left)
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Count the selections."""

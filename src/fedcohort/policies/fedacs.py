@@ -99,7 +99,7 @@ class FedACS(Policy):
         fill = thompson_pool if groups <= _GROUPS else thompson_pool_one_draw
         pool = fill(wins, losses, size, rng)
         at = pool[rng.choice(len(pool), round.size, replace=False)]
-        return scored(take(round.available, at), ((wins + 1) / (wins + losses + 2))[at])
+        return scored(round.available, at, ((wins + 1) / (wins + losses + 2))[at])
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Let those whose distance arrived this round duel (Algorithm 2)."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
+from fedcohort.numerics.sampling import draw
 from fedcohort.options import NonNegative
-from fedcohort.policies.base import pick, register
+from fedcohort.policies.base import register, scored
 from fedcohort.policies.readings import LastLossPolicy, LastLossState
 from fedcohort.rounds import Round, Selection
 from fedcohort.signals.table import Signals
@@ -46,6 +47,5 @@ class FedSAE(LastLossPolicy):
         values = self.values(round, signals)
         known = np.isfinite(values)
         values[~known] = values[known].max(initial=0.0)
-        chosen = pick(round.available, round.size, rng, self.beta * values)
-        score_of = dict(zip(round.available, values.tolist(), strict=True))
-        return Selection(chosen, scores={client: score_of[client] for client in chosen})
+        at = draw(self.beta * values, round.size, rng)
+        return scored(round.available, at, values[at])

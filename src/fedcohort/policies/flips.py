@@ -98,7 +98,7 @@ class FLIPS(Policy):
         chosen = [i for queue, places in zip(queues, quota, strict=True) for i in queue[:places]]
         rest = order[~np.isin(order, chosen)]
         chosen += rest[: round.size - len(chosen)].tolist()
-        return scored(take(round.available, positions[chosen]), picks[chosen])
+        return scored(round.available, positions[chosen], picks[chosen])
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Count the picks, whether or not a client finished."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.options import Share
-from fedcohort.policies.base import Array, Indices, Policy, register, take
+from fedcohort.policies.base import Array, Indices, Policy, register, scored, take
 from fedcohort.policies.readings import LabelClusters, filled, label_shares
 from fedcohort.rounds import Round, Selection
 from fedcohort.signals.catalog import HistogramEpsilon, Needs
@@ -87,8 +87,7 @@ class HACCS(Policy):
             if not left.any():
                 left = np.array([float(bool(queue)) for queue in queues])
             chosen.append(queues[int(rng.choice(left.size, p=left / left.sum()))].pop(0))
-        scores = {clients[i]: float(chance[labels[i]]) for i in chosen}
-        return Selection(tuple(scores), scores=scores)
+        return scored(clients, chosen, chance[labels[chosen]])
 
 
 def linked(shares: Array, rng: Generator) -> tuple[Array, Indices]:

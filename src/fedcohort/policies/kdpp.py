@@ -95,7 +95,7 @@ class KDPP(Policy):
         size = min(round.size, positions.size)
         drawn = process.sample(size, rng)
         inclusion = process.inclusion(size)[drawn] * (part.size / max(answered.size, 1))
-        return scored(take(clients, positions[drawn]), inclusion)
+        return scored(clients, positions[drawn], inclusion)
 
     def _process(
         self, clients: tuple[ClientId, ...], signals: Signals

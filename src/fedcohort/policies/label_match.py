@@ -9,7 +9,7 @@ from numpy.random import Generator
 
 from fedcohort.numerics.sampling import sample_positions
 from fedcohort.options import Count
-from fedcohort.policies.base import Array, Policy, register, take
+from fedcohort.policies.base import Array, Policy, register, scored
 from fedcohort.policies.readings import label_counts, label_distances
 from fedcohort.rounds import Round, Selection
 from fedcohort.signals.catalog import HistogramEpsilon, Needs
@@ -65,8 +65,7 @@ class LabelMatch(Policy):
         part = sample_positions(positions.size, _MAX_CANDIDATES, rng)
         positions, counts = positions[part], counts[part]
         chosen, distances = self._choose(counts, goal, min(round.size, positions.size), rng)
-        clients = take(round.available, positions[chosen])
-        return Selection(clients, scores=dict(zip(clients, distances, strict=True)))
+        return scored(round.available, positions[chosen], np.array(distances))
 
     def _goal(self, counts: Array) -> Array:
         if self.target == "balanced":

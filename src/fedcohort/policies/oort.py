@@ -88,12 +88,12 @@ class Oort(Policy):
         places = max(places, round.size - int((~explored).sum()))
         scores = self.scores(round, size, explored)
         chosen = draw(self._logits(scores, places), places, rng)
-        state.exploited = list(take(round.available, chosen))
+        known = scored(round.available, chosen, scores[chosen])
+        state.exploited = list(known.clients)
         new = np.flatnonzero(~explored)
         new = new[np.argsort(-size[new], kind="stable")][: _WINDOW * (round.size - places)]
         logits = np.log(np.maximum(size[new], np.finfo(float).tiny))
         newcomers = new[draw(logits, round.size - places, rng)]
-        known = scored(tuple(state.exploited), scores[chosen])
         return replace(known, clients=known.clients + take(round.available, newcomers))
 
     def scores(self, round: Round, size: Array, explored: NDArray[np.bool_]) -> Array:

@@ -10,7 +10,7 @@ from numpy.random import Generator
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.options import Count
-from fedcohort.policies.base import Policy, equal_weights, pick, register
+from fedcohort.policies.base import Policy, equal_weights, pick, register, scored
 from fedcohort.policies.readings import sizes
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
@@ -86,5 +86,4 @@ class PowerOfChoice(Policy):
             return Selection(())
         losses = signals.values("loss", asked)
         order = np.argsort(-losses, kind="stable")[: round.size]
-        scores = {asked[i]: float(losses[i]) for i in order}
-        return Selection(tuple(scores), equal_weights(round, len(scores)), scores)
+        return scored(asked, order, losses[order], equal_weights(round, order.size))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedcohort.numerics.sampling import draw
 from fedcohort.options import Count, NonNegative, Positive
-from fedcohort.policies.base import Array, Indices, Policy, register, scored, take
+from fedcohort.policies.base import Array, Indices, Policy, register, scored
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -100,7 +100,7 @@ class RaceSoftmax(Policy):
             return Selection(())
         logits = self._logits(round, signals)
         at = draw(logits, round.size, rng)
-        return scored(take(round.available, at), logits[at])
+        return scored(round.available, at, logits[at])
 
     def _logits(self, round: Round, signals: Signals) -> Array:
         """Log-weights of the available clients, minus infinity without a sketch; kept."""

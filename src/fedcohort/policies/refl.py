@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.options import Range
-from fedcohort.policies.base import Array, Policy, register, scored, take, values_for
+from fedcohort.policies.base import Array, Policy, register, scored, values_for
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.table import Signals
 
@@ -68,7 +68,7 @@ class REFL(Policy):
         leaving = self._chance_to_leave(round)
         waited = round.number - values_for(self.state.last, round.available, -np.inf)
         order = np.lexsort((rng.random(leaving.size), -leaving, waited < self.rest))[: round.size]
-        return scored(take(round.available, order), leaving[order])
+        return scored(round.available, order, leaving[order])
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Note the round of those that were picked."""

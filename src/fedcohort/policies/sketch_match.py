@@ -204,8 +204,7 @@ class SketchMatch(Policy):
             chosen = self._from_epoch(field, size, seconds, rng)
         else:
             chosen = self._match(field, pool, self._goal(field, signals), size, seconds)
-        clients = tuple(field.clients[i] for i in chosen)
-        return scored(clients, values_for(self.state.used, clients))
+        return scored(field.clients, chosen, values_for(self.state.used, field.clients)[chosen])
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Count who was picked, whether or not it finished; note who was too late."""
