@@ -14,8 +14,8 @@ Direction = Literal["up", "down"]
 class Ledger:
     """Counts bytes that cross the network.
 
-    Totals are kept by round and by client, so memory grows with rounds plus clients, not with
-    their product.
+    Totals are kept by round and by client, so memory grows with rounds plus clients, not with their
+    product.
 
     Examples
     --------

@@ -7,8 +7,7 @@ A package offers a policy of its own with an entry point in the group of its kin
 
 .. code-block:: toml
 
-    [project.entry-points."fedcohort.policies"]
-    least-used = "my_package.policies:LeastUsed"
+    [project.entry-points."fedcohort.policies"] least-used = "my_package.policies:LeastUsed"
 
 `make` calls what a name stands for, with options that are checked against its declared types.
 `load_object` takes one from a Python file (``my_policy.py:Mine``). It runs that file, so it is for

@@ -14,7 +14,7 @@ from fedcohort.signals.table import Signals
 from fedcohort.sketch.federation import UniformLabels
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
-from fedcohort.testing import recorded
+from fedcohort.testing import recorded, select
 
 
 def federation(clients: int = 40, seed: int = 0, noise: float = 0.0):
@@ -397,6 +397,14 @@ class TestTime:
         assert signal in policy.needs.reply | policy.needs.profile
         chosen = policy.select(Round(0, ids, 2, "equal"), signals, stream(0)).clients
         assert all(int(c) % 2 == 0 for c in chosen)
+
+    def test_of_those_all_alike_the_fastest_are_taken_whatever_the_target(self) -> None:
+        """Random cohorts are then as good as any: their distance is zero, and divides."""
+        sketch = np.array((100, 0, [[100, 0]]), sketch_dtype(1, 2, "i4"))
+        seconds = {"a": 9.0, "b": 1.0, "c": 9.0, "d": 1.0}
+        policy = SketchMatch("all", target=[[0.5, 0.5]], rows=1, bits=1, time=seconds)
+        chosen = select(policy, "abcd", 2, race_sketch=dict.fromkeys("abcd", sketch)).clients
+        assert set(chosen) == {"b", "d"}
 
     def test_turns_bound_the_wait_where_clients_do_not_differ(self) -> None:
         """Clients of one distribution: the fastest are taken, and one whose turn it is."""

@@ -2,8 +2,8 @@
 
 A gate runs between local training and upload. In every round the server announces a small message
 with the model's version. Each selected client trains, compares, and answers in a few bytes. The
-server then asks some, all or none of them for their models. A gate does no I/O and holds no
-models: engines call it, in one process or over a network.
+server then asks some, all or none of them for their models. A gate does no I/O and holds no models:
+engines call it, in one process or over a network.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ class OptimalSampling(Gate):
     """Optimal client sampling of Chen, Horvath and Richtarik (their exact form, "OCS").
 
     All selected clients train and tell the norm of their update. Each uploads independently with a
-    probability in proportion to its share of the data times that norm, at most 1, and its update
-    is divided by that probability: of all independent samplings with so many uploads on average,
-    this one gives the unbiased aggregate of least variance.
+    probability in proportion to its share of the data times that norm, at most 1, and its update is
+    divided by that probability: of all independent samplings with so many uploads on average, this
+    one gives the unbiased aggregate of least variance.
 
     Take a cohort that is larger than `uploads`; the paper's is everybody.
 

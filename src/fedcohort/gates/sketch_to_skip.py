@@ -80,8 +80,8 @@ class SketchToSkip(Gate):
     k : int, default=100
         Length of the projection. A model with fewer parameters is compared as it is.
     mode : {"round", "client"}
-        "round" is the paper's: all upload or none. "client" asks only those that moved. The mean
-        is over those, which is a larger step than FedAvg's: good on like data and bad on unlike.
+        "round" is the paper's: all upload or none. "client" asks only those that moved. The mean is
+        over those, which is a larger step than FedAvg's: good on like data and bad on unlike.
     on_skip : {"keep", "reset"}
         "keep" lets clients that did not upload go on from what they learned, so that drift
         accumulates. "reset" is the literal Algorithm 2: a threshold above the drift of a single

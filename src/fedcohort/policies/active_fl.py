@@ -19,8 +19,9 @@ class ActiveFL(LastLossPolicy):
     """Algorithm 1 of Goetz et al.
 
     A client's value is sqrt(n) times the last loss it reported, plus infinity before the first. The
-    alpha1 share of the clients with the lowest values gets probability zero, the others
-    exp(alpha2 * value). (1 - alpha3) of the cohort is drawn from that, the rest uniformly.
+    alpha1 share of the clients with the lowest values gets probability zero, the others one in
+    proportion to ``exp(alpha2 value)``. (1 - alpha3) of the cohort is drawn from that, the rest
+    uniformly.
 
     Parameters
     ----------

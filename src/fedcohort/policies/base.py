@@ -5,28 +5,27 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
-from typing import Annotated, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedcohort.numerics.sampling import draw
-from fedcohort.options import Configurable, Range
+from fedcohort.options import Configurable
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option
 from fedcohort.signals.table import Signals
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
-PositiveShare = Annotated[float, Range(0, 1, above=True)]
 
 
 class Policy(Configurable, ABC):
     """Picks each round's cohort from the signals it declared it needs.
 
-    A policy does no I/O and owns no generator. All it remembers is in `state`, one dataclass of
-    numbers, strings, arrays and dicts or lists of those, so that a session can save and restore it.
+    It does no I/O and owns no generator. All it remembers is in `state`, one dataclass of numbers,
+    strings, arrays and dicts or lists of those, so that a session can save and restore it.
     """
 
     name: ClassVar[str] = ""
@@ -71,13 +70,7 @@ def register(name: str, when: str) -> Callable[[P], P]:
 def pick(
     clients: Sequence[ClientId], size: int, rng: Generator, logits: Array | None = None
 ) -> tuple[ClientId, ...]:
-    """Draw `size` different clients, uniformly or by `draw`.
-
-    Examples
-    --------
-    >>> pick(["a", "b", "c"], 3, np.random.default_rng(0), np.array([0.0, -np.inf, 50.0]))
-    ('c', 'a')
-    """
+    """Draw `size` different clients, uniformly or one by one in proportion to exp(logits)."""
     if logits is not None:
         return take(clients, draw(logits, size, rng))
     return take(clients, rng.choice(len(clients), min(size, len(clients)), replace=False))
@@ -115,8 +108,5 @@ def count_up(counts: dict[ClientId, int], clients: Sequence[ClientId]) -> None:
 
 
 def equal_weights(round: Round, size: int) -> tuple[float, ...] | None:
-    """Return equal weights for clients that were drawn by size, unless models get them anyway.
-
-    A client drawn in proportion to its size and averaged by its size would count twice.
-    """
+    """Return equal weights for clients drawn by size, which would else count twice."""
     return None if round.averaging == "equal" or not size else (1 / size,) * size

@@ -33,9 +33,9 @@ class Bounded(Policy):
 
     A client's fair share is cohort size / available clients, summed over the rounds in which it was
     available. Above `cap` times it, a client cannot be selected; a whole place behind `floor` times
-    it, a client is selected first. Those who joined after the first round, and to whom not even one
-    place is due under the cap, together take at most `cap` times their fair share, so that a new
-    name each round gains nothing; the rule rests while they are the majority.
+    it, a client is selected first. Newcomers to whom not even one place is due under the cap
+    together take at most `cap` times their fair share, so that a new name each round gains nothing;
+    the rule rests while they are the majority.
 
     Parameters
     ----------
@@ -51,10 +51,9 @@ class Bounded(Policy):
     Source: ours.
     Checked: shares exactly, against greedy, starving and renamed clients.
 
-    After T rounds with N clients always available and cohorts of m, a client has taken at most
-    cap * T * m / N + 1 places: the first one is free. If too few clients are within bounds to fill
-    a cohort, those that exceeded their bounds by the least are allowed. The bound holds for names
-    that cannot be chosen freely: registered names, or keys.
+    The first place is free. If too few clients are within bounds to fill a cohort, those that
+    exceed theirs by the least are allowed. The bound holds for names that cannot be chosen freely:
+    registered names, or keys.
 
     Examples
     --------
@@ -85,12 +84,8 @@ class Bounded(Policy):
         late = late[np.argsort(-lacking[late], kind="stable")][: round.size]
         behind = take(round.available, late)
         inner = self._open(round, taken, due, without=late)
-        if not inner.size:
-            return Selection(behind)
-        chosen = self.policy.select(inner, signals, rng)
-        if not behind:
-            return chosen
-        return Selection(behind + chosen.clients, None, chosen.scores)
+        chosen = self.policy.select(inner, signals, rng) if inner.size else Selection(())
+        return replace(chosen, clients=behind + chosen.clients, weights=None) if behind else chosen
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Count places, and let the inner policy learn."""
@@ -109,8 +104,8 @@ class Bounded(Policy):
 
     def _counts(self, round: Round) -> tuple[Array, Array]:
         """Return the places that each available client has taken, and those due."""
-        taken = values_for(self.state.taken, round.available)
-        return taken, values_for(self.state.due, round.available)
+        state, clients = self.state, round.available
+        return values_for(state.taken, clients), values_for(state.due, clients)
 
     def _are_new(self, clients: Sequence[ClientId], due: Array) -> Any:
         founders = set(self.state.founders if self.state.due else clients)

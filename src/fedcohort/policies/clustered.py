@@ -25,10 +25,10 @@ class ClusteredSampling(Policy):
     """Algorithms 1 and 2 of Fraboni et al.
 
     Clients fill as many distributions as the cohort is large, each with the same share of the data,
-    and one client is drawn from each, so a client's expected weight is its share of the data. The
-    distributions are filled in the order of sizes (Algorithm 1), or with the largest groups of
-    similar clients that fit into one, found in every round by Ward's method on the angles between
-    their updates (Algorithm 2).
+    and one client is drawn from each, so a client's expected weight is its share of the data. They
+    fill them in the order of sizes (Algorithm 1), or with the largest groups of similar clients
+    that fit into one, found in every round by Ward's method on the angles between updates
+    (Algorithm 2).
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class ClusteredSampling(Policy):
     Checked: inclusion probabilities exactly, groups against the code's rule.
     Reference: Fraboni et al. (2021), Clustered Sampling, ICML.
 
-    The paper draws independently. Here, draws from neighboring distributions are coupled so that no
+    Draws from neighboring distributions, independent in the paper, are coupled here so that no
     client is drawn twice and each keeps its probability. A client with more than a place's share of
     the data is always selected, with its share as weight. The scores are inclusion probabilities.
 

@@ -33,8 +33,8 @@ class DELTA(Policy):
 
     Probabilities are uniform at first. After each round the members of the cohort divide what they
     hold together anew, in proportion to their share of the data times the distance of their update
-    from the mean update. Weights in the aggregate are shares of the data over the probability to be
-    selected, so the expected aggregate is that of all available clients.
+    from the mean update. Weights are shares of the data over the probability to be selected, so the
+    expected aggregate is that of all available clients.
 
     Parameters
     ----------
@@ -70,8 +70,7 @@ class DELTA(Policy):
         inclusion = proportional_inclusion(probability, round.size)
         chosen = systematic(inclusion, rng)
         weights = inverse_inclusion(shares(signals, round.available)[chosen], inclusion[chosen])
-        given = weights if sum(weights) > 0 else None
-        return scored(round.available, chosen, inclusion[chosen], given)
+        return scored(round.available, chosen, inclusion[chosen], weights if any(weights) else None)
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Divide the probability of those whose update arrived among them again."""
@@ -101,13 +100,8 @@ def _clipped(values: Array) -> Array:
 def inverse_inclusion(share: Array, inclusion: Array) -> tuple[float, ...]:
     """Return the Horvitz-Thompson weights p_i / pi_i: the expected aggregate is sum p_i x_i.
 
-    A weight is at most `MAX_SIZE_RATIO` times the mean weight 1 / size, so that one client that
-    was picked against all odds cannot multiply the model.
-
-    Examples
-    --------
-    >>> inverse_inclusion(np.array([0.5, 0.5]), np.array([0.5, 1e-6]))
-    (1.0, 5.0)
+    A weight is at most `MAX_SIZE_RATIO` times the mean weight 1 / size, so that one client that was
+    picked against all odds cannot multiply the model.
     """
     most = MAX_SIZE_RATIO / max(len(share), 1)
     return tuple(np.minimum(share / inclusion, most).tolist())

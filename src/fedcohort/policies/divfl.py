@@ -40,8 +40,8 @@ class DivFL(Policy):
     Checked: greedy choices by enumeration.
     Reference: Balakrishnan et al. (2022), Diverse Client Selection, ICLR.
 
-    Of more than 2,000 clients, 2,000 are drawn uniformly and represent all. Clients without a
-    sketch get places in proportion to their number, drawn uniformly.
+    Of more than 2,000 clients, 2,000 are drawn and represent all. Clients without a sketch get
+    places in proportion to their number.
 
     Examples
     --------
@@ -88,8 +88,8 @@ class DivFL(Policy):
 def lazy_greedy(distances: Array, size: int, shares: Array | float = 1.0) -> list[int]:
     """Pick candidates (columns), each with the largest decrease of the clients' mean distance.
 
-    A gain computed earlier is an upper bound of the gain now, so most candidates are evaluated
-    once (Minoux 1978). The picks are those of plain greedy.
+    A gain computed earlier is an upper bound of the gain now, so most candidates are evaluated once
+    (Minoux 1978). The picks are those of plain greedy.
 
     Examples
     --------

@@ -9,7 +9,7 @@ from numpy.random import Generator
 
 from fedcohort.numerics.sampling import draw, sample_positions
 from fedcohort.options import NonNegative
-from fedcohort.policies.base import Array, Policy, count_up, register, scored, take, values_for
+from fedcohort.policies.base import Array, Policy, count_up, register, scored, values_for
 from fedcohort.policies.readings import label_counts, label_distances
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import HistogramEpsilon, Needs
@@ -73,7 +73,7 @@ class FedCBS(Policy):
         positions, counts = label_counts(signals, round.available)
         part = sample_positions(positions.size, _MAX_CANDIDATES, rng)
         positions, counts = positions[part], counts[part]
-        times = values_for(self.state.selected, take(round.available, positions)) + 1
+        times = values_for(self.state.selected, round.available)[positions] + 1
         pooled = np.zeros(counts.shape[1])
         free = np.zeros(positions.size)
         chosen: list[int] = []

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from numpy.random import Generator
 
-from fedcohort.options import Range
-from fedcohort.policies.base import Array, Policy, PositiveShare, register, scored, take, values_for
+from fedcohort.options import PositiveShare, Range
+from fedcohort.policies.base import Array, Policy, register, scored, take, values_for
 from fedcohort.policies.readings import PROJECTION, by_report, vectors
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs, Option, update_distance
@@ -62,8 +62,8 @@ class FedACS(Policy):
     Reference: Wang et al. (2021), FedACS: Federated Skewness Analytics, IWQoS.
 
     A client that finished without a distance loses a duel against each of the others; one that
-    dropped out does not duel. The pool has the exact law of Algorithm 1 unless clients have more
-    than 20,000 different standings; then one draw per client decides.
+    dropped out does not duel. With more than 20,000 different standings, the pool is filled by one
+    draw per client.
     """
 
     def __init__(

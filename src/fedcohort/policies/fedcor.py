@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from itertools import compress
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from fedcohort.numerics import gp
-from fedcohort.options import Count, Positive, Range
-from fedcohort.policies.base import (
-    Array,
-    Indices,
-    Policy,
-    PositiveShare,
-    pick,
-    register,
-    take,
-    values_for,
-)
+from fedcohort.options import Count, Positive, PositiveShare, Range
+from fedcohort.policies.base import Array, Indices, Policy, pick, register, take, values_for
 from fedcohort.policies.readings import shares
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import Needs
@@ -32,6 +25,8 @@ _DISCOUNT, _HISTORY = 0.95, 30  # of a sample relative to the next newer one; sa
 _NOISE = 0.1  # standard deviation of the noise over the median absolute change
 _FORGET = 30  # selections in a row without a client, after which its column goes
 _STEPS, _LEARNING_RATE = 100, 0.01  # of the gradient fit
+
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass
@@ -56,20 +51,20 @@ class FedCor(Policy):
     """Algorithms 1 and 2 of Tang et al.
 
     In warm-up and probe rounds the cohort is uniform, and all clients report their loss before and
-    after. The changes are samples of a Gaussian with covariance X^T X + noise, in which newer ones
-    count more. In all other rounds each pick is the client with the largest decrease of the overall
-    loss that the Gaussian expects, given the picks before. Picked clients are annealed until the
-    next fit, so that others get a turn.
+    after. The changes are samples of a Gaussian with covariance X^T X + noise; newer ones count
+    more. In all other rounds each pick is the client from which the Gaussian expects the largest
+    decrease of the overall loss, given the picks before. Picked clients are annealed until the next
+    fit, so that others get a turn.
 
     Parameters
     ----------
     warmup : int, default=15
-        Uniform selections at the start. Each one gives a sample. Where a gate skips most rounds,
-        the warm-up ends after three times as many rounds, with five samples at least.
+        Uniform selections at the start, a sample each; where a gate skips most rounds, fewer: it
+        ends after three times as many rounds, with five samples at least.
     interval : int, default=10
         Selections from one probe to the next, Delta t.
     beta : float, default=0.95
-        Annealing: a client's scale factor is multiplied by it when the client is picked.
+        Annealing: a client's scale is multiplied by it when the client is picked.
     noise_std : float, optional
         Standard deviation of the noise; by default a tenth of the median absolute loss change. The
         released code uses 0.01.
@@ -89,8 +84,8 @@ class FedCor(Policy):
 
     X has 15 rows. The paper trains an extra, discarded round to probe; here the probe is a round of
     its own. A loss change counts as at most 10 times the median of its sample, a missing one as its
-    mean. A client that was away in 30 selections in a row is forgotten. Clients without any loss
-    change get places in proportion to their number, drawn uniformly.
+    mean. A client away in 30 selections in a row is forgotten. Clients without any loss change get
+    places in proportion to their number.
     """
 
     needs = Needs(profile=frozenset({"num_examples"}), query=frozenset({"loss"}))
@@ -167,16 +162,13 @@ class FedCor(Policy):
 
     def _add_sample(self, round: Round, signals: Signals) -> None:
         """Append the clipped change of each client's loss over the probe."""
-        after = self._losses(round, signals)
-        before = _widened(self.state.before[None], after.size, np.nan)[0]
-        change = after - before
+        change = self._losses(round, signals) - self.state.before
         reported = change[~np.isnan(change)]
         if reported.size:
             limit = _MAX_CHANGE * float(np.median(np.abs(reported)))
             if limit > 0:
                 np.clip(change, -limit, limit, out=change)
-            past = _widened(self.state.changes, after.size, np.nan)
-            self.state.changes = np.vstack([past, change])[-_HISTORY:]
+            self.state.changes = np.vstack([self.state.changes, change])[-_HISTORY:]
 
     def _refit(self, rng: Generator) -> None:
         changes, state = self.state.changes, self.state
@@ -188,7 +180,6 @@ class FedCor(Policy):
         else:
             start = state.embedding
             steps = self.first_steps if start is None else _STEPS
-            start = None if start is None else _widened(start, changes.shape[1], 0.0)
             state.embedding = gp.fit_gradient(
                 *data, rng, steps=steps, learning_rate=_LEARNING_RATE, initial=start
             )
@@ -200,13 +191,12 @@ class FedCor(Policy):
         kept = state.last_seen >= state.selections - _FORGET
         if kept.all():
             return
-        state.clients = [c for c, keep in zip(state.clients, kept.tolist(), strict=True) if keep]
-        state.last_seen = state.last_seen[kept]
-        state.before = _widened(state.before[None], kept.size, np.nan)[0, kept]
-        state.changes = _widened(state.changes, kept.size, np.nan)[:, kept]
-        state.changes = state.changes[~np.isnan(state.changes).all(axis=1)]
+        state.clients = list(compress(state.clients, kept.tolist()))
+        state.last_seen, state.before = state.last_seen[kept], state.before[kept]
+        changes = state.changes[:, kept]
+        state.changes = changes[~np.isnan(changes).all(axis=1)]
         if state.embedding is not None:
-            state.embedding = _widened(state.embedding, kept.size, 0.0)[:, kept]
+            state.embedding = state.embedding[:, kept]
 
     def _by_posterior(
         self, round: Round, columns: Indices, signals: Signals, rng: Generator
@@ -214,15 +204,14 @@ class FedCor(Policy):
         state = self.state
         if state.embedding is None:
             return Selection(())
-        embedding = _widened(state.embedding, len(state.clients), 0.0)
         modeled = columns >= 0
-        modeled[modeled] = np.any(embedding, axis=0)[columns[modeled]]
+        modeled[modeled] = np.any(state.embedding, axis=0)[columns[modeled]]
         unknown = np.flatnonzero(~modeled)
         places = int(np.floor(round.size * unknown.size / len(round.available) + 0.5))
         size = min(round.size - places, int(modeled.sum()))
         members = tuple(state.clients)
         alpha = values_for(state.alpha, members, 1.0)
-        model = (embedding, shares(signals, members), alpha, size, columns[modeled])
+        model = (state.embedding, shares(signals, members), alpha, size, columns[modeled])
         noise_std = state.noise_std if self.selection_noise else 0.0
         taken = gp.greedy(*model, noise_std=noise_std, demote=True)
         chosen = tuple(members[i] for i in taken)
@@ -233,13 +222,15 @@ class FedCor(Policy):
         """Return the column of each client, -1 for a new one; `add` gives new ones a column."""
         state = self.state
         column_of = {client: column for column, client in enumerate(state.clients)}
-        if add:
-            new = [client for client in clients if client not in column_of]
-            column_of.update(
-                zip(new, range(len(column_of), len(column_of) + len(new)), strict=True)
-            )
+        new = [client for client in clients if client not in column_of] if add else []
+        if new:
+            column_of |= {client: len(column_of) + i for i, client in enumerate(new)}
             state.clients += new
-            state.last_seen = np.append(state.last_seen, np.full(len(new), state.selections))
+            state.last_seen = _widened(state.last_seen, len(new), state.selections)
+            state.before = _widened(state.before, len(new), np.nan)
+            state.changes = _widened(state.changes, len(new), np.nan)
+            if state.embedding is not None:
+                state.embedding = _widened(state.embedding, len(new), 0.0)
         return values_for(column_of, clients, -1).astype(np.int64)
 
 
@@ -253,9 +244,7 @@ def _typical_size(changes: Array) -> float:
     return max(float(np.sqrt(np.square(part).mean())) if part.size else 0.0, 1e-6)
 
 
-def _widened(values: Array, columns: int, fill: float) -> Array:
+def _widened(values: NDArray[T], columns: int, fill: float) -> NDArray[T]:
     """Return `values` with new columns at the end, all `fill`."""
-    missing = columns - values.shape[1]
-    if missing == 0:
-        return values
-    return np.hstack([values, np.full((len(values), missing), fill)])
+    new = np.full((*values.shape[:-1], columns), fill, values.dtype)
+    return np.concatenate([values, new], axis=-1)

@@ -9,16 +9,7 @@ from numpy.random import Generator
 
 from fedcohort.numerics.sampling import kmeans
 from fedcohort.options import Count
-from fedcohort.policies.base import (
-    Array,
-    Indices,
-    Policy,
-    count_up,
-    register,
-    scored,
-    take,
-    values_for,
-)
+from fedcohort.policies.base import Array, Indices, Policy, count_up, register, scored, values_for
 from fedcohort.policies.readings import LabelClusters, label_shares
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.catalog import HistogramEpsilon, Needs
@@ -42,14 +33,12 @@ class FLIPS(Policy):
 
     Clients are clustered by k-means on their label distributions. In every round each cluster gets
     an equal number of places; places that remain go to the clusters with the fewest picks so far.
-    In a cluster, and for places that clusters cannot fill, the clients with the fewest picks are
-    taken. Ties are broken at random.
+    In a cluster, and for places that clusters cannot fill, those with the fewest picks are taken.
 
     Parameters
     ----------
     clusters : int, optional
-        Number of clusters. None takes the number from 2 to 15 with the smallest Davies-Bouldin
-        index.
+        By default the number from 2 to 15 with the smallest Davies-Bouldin index.
     epsilon : float, default=0.0
         Privacy of the label histograms; 0 sends exact counts, which are sensitive.
 
@@ -60,8 +49,8 @@ class FLIPS(Policy):
     Reference: Bhope et al. (2023), FLIPS: Intelligent Participant Selection, Middleware.
 
     Chosen here: remaining places by picks (the code gives them to the largest clusters, so that
-    small ones may never be heard). Clusters are fitted once, and again when twice as many clients
-    are available. The paper's enclave and its over-provisioning are not part of this.
+    small ones may never be heard), and clusters anew when there are twice as many clients. The
+    paper's enclave and its over-provisioning are not part of this.
 
     Examples
     --------
@@ -87,7 +76,7 @@ class FLIPS(Policy):
         if state.fit(shares, _MAX_FITTED, rng, self._centers):
             state.used = np.zeros(len(state.points))
         labels = state.assign(shares)
-        picks = values_for(state.picks, take(round.available, positions))
+        picks = values_for(state.picks, round.available)[positions]
         order = np.lexsort((rng.random(positions.size), picks))
         queues = [order[labels[order] == label] for label in range(state.used.size)]
         present = [label for label, queue in enumerate(queues) if queue.size]

@@ -40,8 +40,8 @@ class KDPP(Policy):
     ----------
     signal : str, default="feature_profile"
         What the profile is; "race_sketch" needs no model, "insight" is the user's own vector. The
-        paper also compares gradients under the model that the client first sees
-        ("gradient_sketch") and steps of local training ("model_sketch"), here by projections.
+        paper also compares gradients under the model that the client first sees ("gradient_sketch")
+        and steps of local training ("model_sketch"), here by projections.
     kernel : {"similarity", "features"}
         L = S^T S with the similarities of eq. 14, or F F^T with the profiles F themselves, which
         needs no matrix of clients x clients (dual form) but has at most the profile's rank.

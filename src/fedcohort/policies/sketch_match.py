@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import filterfalse
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -44,17 +45,12 @@ _MEMORY = 0.99  # of what is known about a client's speed, per round
 
 @dataclass
 class SketchMatchState(GlobalSketch):
-    """The global sketch so far, and who was picked how often; who joins late starts at the median.
-
-    `epoch`: with large cohorts, who was picked in it. `drifted`: the round in which a client's data
-    were seen to have changed. `cut`: the last round for which a client was too late, and how many
-    seconds it took at least.
-    """
+    """The global sketch so far, and picks by client; late joiners start at the median."""
 
     used: dict[ClientId, int] = field(default_factory=dict)
-    epoch: list[ClientId] = field(default_factory=list)
-    drifted: dict[ClientId, int] = field(default_factory=dict)
-    cut: dict[ClientId, list[float]] = field(default_factory=dict)
+    epoch: list[ClientId] = field(default_factory=list)  # with large cohorts, who was picked in it
+    drifted: dict[ClientId, int] = field(default_factory=dict)  # when data were seen to change
+    cut: dict[ClientId, list[float]] = field(default_factory=dict)  # last too late, least seconds
 
 
 @register(
@@ -63,28 +59,28 @@ class SketchMatchState(GlobalSketch):
 class SketchMatch(Policy):
     """Chooses the set of clients, not each client, that looks like the federation.
 
-    Sketches merge: the sum of the cohort's counts is the sketch of its data together. Its squared
-    distance to the global sketch is rows times the squared maximum mean discrepancy between the
-    data the cohort trains on and all data. Each round a greedy selection, like kernel herding,
-    followed by exchanges, minimizes it over a pool of the clients used least, so that all take
-    part. It needs one sketch per client, once: no losses, no warm-up, no model.
+    The sum of the cohort's counts is the sketch of its data together. Its squared distance to the
+    global sketch is rows times the squared maximum mean discrepancy between the data the cohort
+    trains on and all data. Each round a greedy selection, like kernel herding, followed by
+    exchanges, minimizes it over a pool of the clients used least, so that all take part. It needs
+    one sketch per client, once: no losses, no warm-up, no model.
 
     Parameters
     ----------
     pool : {"less-used", "random", "all"}, optional
-        Whom to choose from: the half that was used least so far, a random half (a better fit, but
-        clients that fit badly or are slow wait long), or everybody (they wait for ever). By default
-        the first, and the second with `time` or `target`.
+        Whom to choose from: the half that was used least so far (the default), a random half (the
+        default with `time` or `target`: a better fit, but clients that fit badly or are slow wait
+        long), or everybody (they wait for ever).
     turns : int, default=0
-        This many places per round go to the clients used least, and the others are chosen around
-        them: each of N clients is then picked within ceil(N / turns) rounds.
+        Places per round for the clients used least, around whom the others are chosen: each of N
+        clients is then picked within ceil(N / turns) rounds.
     time : bool, "ask" or mapping, default=False
-        Whether a cohort's slowest member counts too: of the matched cohorts of the fastest 20 %,
-        30 %, ... of the pool, take the one with the least log(seconds) + 10 D / D_random, D being
-        its distance and D_random that of random cohorts. Seconds are those of a client's last round
-        and fade toward the median, at which unknown clients start. With "ask", each client states
-        before its first round how long it expects to take: 8 bytes, and in Flower two training
-        steps. A mapping gives seconds by client. Both need only be right relative to each other.
+        Whether a cohort's slowest member counts too: of the matched cohorts of the fastest 20 %, 30
+        %, ... of the pool, take the one with the least log(seconds) + 10 D / D_random, D being its
+        distance and D_random that of random cohorts. Seconds are those of a client's last round and
+        fade toward the median, at which unknown clients start, unless a mapping gives seconds by
+        client or "ask" lets each state what it expects (8 bytes, and in Flower two training steps).
+        Both need only be right relative to each other.
     target : RaceSketch, array (rows, buckets) or UniformLabels, optional
         What cohorts should look like; the federation by default.
     refresh : int, default=0
@@ -316,20 +312,16 @@ class SketchMatch(Policy):
                 pool=part, fixed=self.turns, variance=field.variance, gram=field.gram,
             )  # fmt: skip
 
-        if seconds is None:
-            return matched(pool)[0]
         turns, others = pool[: self.turns], pool[self.turns :]
-        best, least = list[int](), np.inf
-        limits = np.quantile(seconds[others], _CUTS) if others.size else np.empty(0)
-        for limit in np.unique(limits):
+        if seconds is None or not others.size:
+            return matched(pool)[0]
+        cohorts, random = [], field.random(size) or np.inf
+        for limit in np.unique(np.quantile(seconds[others], _CUTS)):
             part = np.append(turns, others[seconds[others] <= limit])
-            if part.size < size:
-                continue
-            chosen, far = matched(part)
-            score = float(np.log(seconds[chosen].max())) + _SLOPE * far / field.random(size)
-            if score < least:
-                best, least = chosen, score
-        return best or matched(pool)[0]
+            if part.size >= size:
+                chosen, far = matched(part)
+                cohorts.append((np.log(seconds[chosen].max()) + _SLOPE * far / random, chosen))
+        return min(cohorts, key=itemgetter(0))[1]
 
     def _goal(self, field: _Field, signals: Signals) -> Array:
         """What the cohort should look like, less the center."""
@@ -346,10 +338,8 @@ class _Field:
         self, signals: Signals, clients: tuple[ClientId, ...], state: GlobalSketch, center: str
     ) -> None:
         positions, readings = signals.read("race_sketch", clients)
-        if len(positions):
-            usable = readings["n"] > 0
-            if not usable.all():
-                positions, readings = positions[usable], readings[usable]
+        if len(positions) and not (usable := readings["n"] > 0).all():
+            positions, readings = positions[usable], readings[usable]
         self.clients = take(clients, positions)
         self.center = state.center(center)
         self.points: NDArray[Any] = np.empty((0, self.center.size))

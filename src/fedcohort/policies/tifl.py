@@ -28,10 +28,10 @@ class TiFLState:
 class TiFL(Policy):
     """The adaptive tier selection of Chai et al.
 
-    Clients are sorted by their durations and divided into tiers of equal size. Each round a tier
-    is drawn, and the cohort uniformly in it. Every `interval` rounds, if the tier drawn last has
-    not become better since, chances are set anew: of n tiers with credits, that with the k-th
-    lowest accuracy gets (n - k + 1) / (n (n + 1) / 2). A tier pays one credit per round.
+    Clients are sorted by their durations and divided into tiers of equal size. Each round a tier is
+    drawn, and the cohort uniformly in it. Every `interval` rounds, if the tier drawn last has not
+    become better since, chances are set anew: of n tiers with credits, that with the k-th lowest
+    accuracy gets (n - k + 1) / (n (n + 1) / 2). A tier pays one credit per round.
 
     Parameters
     ----------
