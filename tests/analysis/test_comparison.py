@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from fedcohort.analysis.comparison import comparison, curves, paired_interval
+from fedcohort.analysis.comparison import comparison, curve, paired_interval
 from fedcohort.experiments.config import parse
 from fedcohort.experiments.results import Members, Results, Run, Summary
 from fedcohort.report.content import content
@@ -86,10 +86,10 @@ def test_changes_and_gains_are_paired_seed_by_seed():
 
 
 def test_curves_skip_rounds_without_evaluation():
-    (curve,) = curves([run("oort", [[None, 0.4], [None, 0.6]], [None, None])])
-    assert curve.rounds == [2] and curve.mean == [0.5] and curve.seconds == [2.0]
-    assert curve.low[0] == pytest.approx(0.5 - np.std([0.4, 0.6], ddof=1))
-    assert curve.megabytes == [pytest.approx(0.006)]
+    line = curve(run("oort", [[None, 0.4], [None, 0.6]], [None, None]))
+    assert line.rounds == [2] and line.mean == [0.5] and line.seconds == [2.0]
+    assert line.low[0] == pytest.approx(0.5 - np.std([0.4, 0.6], ddof=1))
+    assert line.megabytes == [pytest.approx(0.006)]
 
 
 def printed(runs, width=120):

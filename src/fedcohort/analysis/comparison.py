@@ -10,7 +10,6 @@ import numpy as np
 from scipy import stats
 
 from fedcohort.experiments.results import Results, Run, Spread, Summary, spread
-from fedcohort.rounds import History
 
 TIMES_DIFFER = 1.1  # ratio of the mean seconds per round of two runs
 NUMBERS = Summary._fields[1:]  # all but the seed
@@ -99,7 +98,9 @@ def comparison(results: Sequence[Run]) -> list[ComparisonRow]:
 
 
 def _comparison_row(r: Run, baseline: Run | None) -> ComparisonRow:
-    pairs = [] if baseline is None else _paired(r.summaries, baseline.summaries)
+    others = {} if baseline is None else {s.seed: s.accuracy for s in baseline.summaries}
+    pairs = [(s.accuracy, others[s.seed]) for s in r.summaries if s.seed in others]
+    pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
     changes = [100 * (a / b - 1) if b else None for a, b in pairs]
     return ComparisonRow(
         policy=r.policy,
@@ -110,13 +111,6 @@ def _comparison_row(r: Run, baseline: Run | None) -> ComparisonRow:
     )
 
 
-def _paired(ours: Sequence[Summary], theirs: Sequence[Summary]) -> list[tuple[float, float]]:
-    """Return the accuracies of the seeds that both runs have."""
-    by_seed = {s.seed: s.accuracy for s in theirs}
-    pairs = [(s.accuracy, by_seed[s.seed]) for s in ours if s.seed in by_seed]
-    return [pair for pair in pairs if all(map(math.isfinite, pair))]
-
-
 def durations_differ(results: Sequence[Run]) -> bool:
     """Whether the rounds of some run take longer than those of another."""
     seconds = [[x.seconds for h in r.histories for x in h.rounds] for r in results]
@@ -124,12 +118,9 @@ def durations_differ(results: Sequence[Run]) -> bool:
     return bool(means) and max(means) > TIMES_DIFFER * min(means)
 
 
-def curves(results: Sequence[Run]) -> list[Curve]:
-    """Return one curve per run, over the rounds in which every seed was evaluated."""
-    return [_curve(result.policy, result.histories) for result in results]
-
-
-def _curve(policy: str, histories: Sequence[History]) -> Curve:
+def curve(run: Run) -> Curve:
+    """Return the curve of a run, over the rounds in which every seed was evaluated."""
+    histories = run.histories
     length = min(len(h.rounds) for h in histories)
     rounds = [h.rounds[:length] for h in histories]
     accuracy = np.array([h.accuracy[:length] for h in histories])
@@ -143,4 +134,4 @@ def _curve(policy: str, histories: Sequence[History]) -> Curve:
     std = accuracy[:, evaluated].std(axis=0, ddof=1) if several else np.full(len(mean), np.nan)
     low, high = np.maximum(mean - std, 0), np.minimum(mean + std, 1)
     columns = [values.tolist() for values in (megabytes, seconds, mean, low, high)]
-    return Curve(policy, (evaluated + 1).tolist(), *columns)
+    return Curve(run.policy, (evaluated + 1).tolist(), *columns)

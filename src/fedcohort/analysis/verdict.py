@@ -26,12 +26,13 @@ BY_CHANCE = 0.15
 UNEQUAL = 10.0  # largest client over the smallest
 MAX_NAMED = 8  # clients to look at
 MAX_COLUMNS = 4  # of each
+MAX_LISTED = 12  # columns in the facts of a sketch
 COHORTS = "`fedcohort plan` says whether cohorts that together look like the whole are worth it."
 EXPLAIN = "sketch with --set explain=0.5 to see which of its columns differ"
 SMALL_GROUP = 3  # clients per cluster
 
 
-def few(names: Sequence[str], most: int = 8) -> str:
+def few(names: Sequence[object], most: int = 8) -> str:
     """Join names, and count those that would be too many.
 
     Examples
@@ -40,7 +41,7 @@ def few(names: Sequence[str], most: int = 8) -> str:
     'a, b and 1 more'
     """
     rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    return ", ".join(map(str, names[:most])) + rest
 
 
 class Verdict(NamedTuple):
@@ -55,25 +56,26 @@ class Verdict(NamedTuple):
 def judge(profile: Heterogeneity, plan: Plan | None = None) -> Verdict:
     """Judge a federation; `plan` adds what to expect of chosen cohorts."""
     looks, marked, unknown = _looks(profile), profile.marked_clients, profile.unknown_columns
-    judged = []
-    if unknown:
-        remedies = "; ".join(f"{column} ({remedy})" for column, remedy in unknown.items())
-        judged.append(f"Columns that cannot be judged: {remedies}.")
+    remedies = "; ".join(f"{column} ({remedy})" for column, remedy in unknown.items())
+    judged = [f"Columns that cannot be judged: {remedies}."] if unknown else []
     if profile.blind:
         headline = "These sketches cannot tell the clients apart."
         if marked:
             headline = f"Columns of {few(marked, 3)} differ; the sketches tell nothing else."
         again = "Make the sketches again, as the warnings say."
         return Verdict("unknown", headline, [*judged, *profile.warnings], [*looks, again])
-    reasons, clusters = [*judged, *_reasons(profile)], profile.clusters.number
-    if profile.outliers or 1 < clusters <= len(profile.clients) / SMALL_GROUP:
-        steps = [*looks, *_group_steps(profile), *_cohort_steps(plan)]
-        return Verdict("kind", _headline(profile), reasons, steps)
+    reasons, cohorts = [*judged, *_reasons(profile)], [COHORTS]
+    if plan is not None:
+        at_random = "Draw the cohorts at random: choosing them by these sketches gains nothing."
+        cohorts = plan.lines() if plan.worthwhile else [at_random]
+    if profile.outliers or 1 < profile.clusters.number <= len(profile.clients) / SMALL_GROUP:
+        headline, steps = _in_kind(profile)
+        return Verdict("kind", headline, reasons, [*looks, *steps, *cohorts])
     if profile.told_apart >= BY_CHANCE:
         federate = "Federate, and compare the policies uniform and sketch-match."
         steps = [federate] if plan is None or plan.worthwhile else []
         headline = "The clients differ in degree, not in kind."
-        return Verdict("degree", headline, reasons, [*looks, *steps, *_cohort_steps(plan)])
+        return Verdict("degree", headline, reasons, [*looks, *steps, *cohorts])
     if marked:
         headline = f"The clients are alike as a whole, but columns of {few(marked, 3)} differ."
         after = "Then federate: as a whole, any cohort looks like the federation."
@@ -85,29 +87,32 @@ def judge(profile: Heterogeneity, plan: Plan | None = None) -> Verdict:
     return Verdict("alike", "The clients are alike.", reasons, steps)
 
 
-def _headline(profile: Heterogeneity) -> str:
-    odd, groups = len(profile.outliers), len(_groups(profile))
-    parts = []
+def _in_kind(profile: Heterogeneity) -> tuple[str, list[str]]:
+    """Say who is unlike the others, and what to do with outliers and groups."""
+    sizes = np.bincount([c.cluster for c in profile.clients]).tolist()
+    groups = {i: size for i, size in enumerate(sizes, start=1) if size > 1}  # else an outlier
+    odd, parts, steps = len(profile.outliers), [], []
     if odd:
-        parts.append("one client stands" if odd == 1 else f"{odd} clients stand")
-        parts[-1] += " apart from all others"
-    if groups > 1:
-        parts.append(f"the clients form {groups} groups")
+        stand = "one client stands" if odd == 1 else f"{odd} clients stand"
+        parts.append(f"{stand} apart from all others")
+    if len(groups) > 1:
+        parts.append(f"the clients form {len(groups)} groups")
+        listed = ", ".join(f"group {i}: {size} clients" for i, size in groups.items())
+        steps.append(f"Consider training the groups apart, or personalizing ({listed}).")
     elif not odd:
         parts.append("a few of them are unlike all others")
-    return "The clients differ in kind: " + " and ".join(parts) + "."
+    steps.append("Federate the clients that are not outliers." if odd else "Federate.")
+    return f"The clients differ in kind: {' and '.join(parts)}.", steps
 
 
 def _reasons(profile: Heterogeneity) -> list[str]:
     reasons = [
         f"{profile.told_apart:.0%} of the pairs differ by more than sampling and noise explain; "
-        f"where all clients are alike, it is below {BY_CHANCE:.0%}."
-    ]
-    reasons.append(
+        f"where all clients are alike, it is below {BY_CHANCE:.0%}.",
         f"The median distance to all data together is {profile.median_distance:.3f}. Two random "
         f"samples of the same data, of the size of these clients, look up to "
-        f"{profile.random_distance:.3f} apart."
-    )
+        f"{profile.random_distance:.3f} apart.",
+    ]
     sizes = sorted(c.n for c in profile.clients)
     if sizes[-1] > UNEQUAL * max(sizes[0], 1):
         reasons.append(f"The sizes differ, too: from {sizes[0]:,.0f} to {sizes[-1]:,.0f} records.")
@@ -140,30 +145,6 @@ def marked_in_words(gaps: Sequence[ColumnGap], most: int | None = None) -> str:
     return "; ".join(texts[:most]) + (f"; {rest} more" if rest else "")
 
 
-def _group_steps(profile: Heterogeneity) -> list[str]:
-    steps = []
-    if len(groups := _groups(profile)) > 1:
-        sizes = ", ".join(f"group {i + 1}: {size} clients" for i, size in groups.items())
-        steps.append(f"Consider training the groups apart, or personalizing ({sizes}).")
-    steps.append("Federate the clients that are not outliers." if profile.outliers else "Federate.")
-    return steps
-
-
-def _cohort_steps(plan: Plan | None) -> list[str]:
-    """Say what to expect of chosen cohorts; where that is nothing, only how to choose."""
-    if plan is None:
-        return [COHORTS]
-    if not plan.worthwhile:
-        return ["Draw the cohorts at random: choosing them by these sketches gains nothing."]
-    return plan.lines()
-
-
-def _groups(profile: Heterogeneity) -> dict[int, int]:
-    """Return the sizes of the clusters of two clients or more; a single one is an outlier."""
-    sizes = np.bincount([c.cluster for c in profile.clients])
-    return {i: int(size) for i, size in enumerate(sizes) if size > 1}
-
-
 def describe(sketch: RaceSketch) -> dict[str, str]:
     """Say what a sketch holds, how it was made and what it protects.
 
@@ -172,19 +153,15 @@ def describe(sketch: RaceSketch) -> dict[str, str]:
     >>> describe(RaceSketch.srp(dim=2, rows=10, bits=3))["hash"]
     'srp, 10 rows of 8 buckets, bits=3, dim=2, family=fast, seed=0'
     """
-    spec = sketch.spec
-    options = {
-        k: v for k, v in sorted(spec["hash"].items()) if k not in ("name", "rows", "buckets")
-    }
-    stated = ", ".join(f"{k}={v}" for k, v in options.items())
-    facts = {
-        "hash": f"{spec['hash']['name']}, {sketch.rows} rows of {sketch.buckets} buckets, {stated}"
-    }
-    facts |= _column_facts(columns_of(sketch))
-    for key, value in spec["transform"].items():
-        facts[key.replace("_", " ")] = _short(value) if isinstance(value, list) else str(value)
-    facts["records"] = f"{sketch.n:,.0f}"
-    facts["privacy"] = privacy(sketch)
+    hashing, transform = sketch.spec["hash"], sketch.spec["transform"]
+    named = ("name", "rows", "buckets")
+    options = ", ".join(f"{k}={v}" for k, v in sorted(hashing.items()) if k not in named)
+    size = f"{sketch.rows} rows of {sketch.buckets} buckets"
+    facts = {"hash": f"{hashing['name']}, {size}, {options}"} | _column_facts(columns_of(sketch))
+    for key, value in transform.items():
+        listed = value if isinstance(value, list) else [value]
+        facts[key.replace("_", " ")] = few(listed, MAX_LISTED)
+    facts |= {"records": f"{sketch.n:,.0f}", "privacy": privacy(sketch)}
     if sketch.private:
         facts["signal to noise"] = f"{signal_to_noise(sketch):.2g}"
     return facts
@@ -195,12 +172,13 @@ def _column_facts(columns: Sequence[Column]) -> dict[str, str]:
     if not columns:
         return {}
     plain = {column.kind for column in columns} <= {"number"}
-    facts = {"columns": _short([c.name if plain else f"{c.name} ({c.kind})" for c in columns])}
+    named = [c.name if plain else f"{c.name} ({c.kind})" for c in columns]
+    facts = {"columns": few(named, MAX_LISTED)}
     for key, default in (("center", 0.0), ("scale", 1.0), ("weight", 1.0)):
         scaled = [c for c in columns if key == "weight" or c.kind == "number" or c.since]
         values = {c.name: getattr(c, key) for c in scaled}
         if len(set(values.values())) > 1:
-            facts[key] = _short([f"{name} {value:g}" for name, value in values.items()])
+            facts[key] = few([f"{name} {value:g}" for name, value in values.items()], MAX_LISTED)
         elif set(values.values()) - {default}:
             facts[key] = f"{getattr(scaled[0], key):g}"
     return facts
@@ -209,8 +187,3 @@ def _column_facts(columns: Sequence[Column]) -> dict[str, str]:
 def privacy(sketch: RaceSketch) -> str:
     """Say in one line what protects the records in all, and what is public."""
     return sketch.claim() if sketch.private else "none: exact counts"
-
-
-def _short(values: Sequence[object], most: int = 12) -> str:
-    text = ", ".join(str(v) for v in values[:most])
-    return text if len(values) <= most else f"{text}, ... ({len(values)} in all)"

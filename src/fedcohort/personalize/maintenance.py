@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 from fedcohort.exceptions import ConfigError, DataError, FedcohortError, InvalidSketch
 from fedcohort.files.sketching import INDEX, FileNames
 from fedcohort.personalize.models import SUFFIX
-from fedcohort.personalize.registry import COLUMNS, Entry, Record, Registry
+from fedcohort.personalize.registry import COLUMNS, Entry, Record, Registry, searched_counts
 from fedcohort.progress import watched
-from fedcohort.sketch.file import narrow
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
 from fedcohort.storage import refuse_links, write_atomically
@@ -64,7 +63,7 @@ def _sketches(registry: Registry) -> Iterator[Problem]:
             if not isinstance(content, bytes):
                 raise InvalidSketch("it is missing")
             sketch = RaceSketch.from_bytes(content)
-            if searched != (float(sketch.n), float(sketch.noise), narrow(sketch.counts).tobytes()):
+            if searched != searched_counts(sketch):
                 raise InvalidSketch("the counts that are searched are not those of the sketch")
         except InvalidSketch as error:
             yield Problem("sketch", str(client), f"{error}; register it again")

@@ -147,15 +147,6 @@ class Database:
             self.close()
             raise
 
-    @staticmethod
-    def create(path: Path) -> None:
-        """Make an empty database, whole or not at all."""
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
-            memory.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
-            content = bytearray(memory.serialize())
-        content[18:20] = b"\2\2"  # SQLite's mark of a database with a write-ahead log
-        write_atomically(path, bytes(content))
-
     def _check(self) -> None:
         self.rows("PRAGMA trusted_schema = OFF")
         self.rows("PRAGMA synchronous = FULL")
@@ -165,7 +156,7 @@ class Database:
                 f"{self.path} has version {version} and this program reads {VERSION}; export it "
                 "with the program that wrote it, and add the folder to a new registry"
             )
-        if self.rows(TABLES) != _expected_tables():
+        if self.rows(TABLES) != _empty_database()[1]:
             raise DataError(f"{self.path} has other tables than a registry")
 
     def close(self) -> None:
@@ -204,10 +195,13 @@ class Database:
 
 
 @cache
-def _expected_tables() -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(":memory:")) as memory:
-        memory.executescript(SCHEMA)
-        return memory.execute(TABLES).fetchall()
+def _empty_database() -> tuple[bytes, list[tuple[Any, ...]]]:
+    """Return the content of an empty database, and its tables."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
+        memory.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+        content, tables = bytearray(memory.serialize()), memory.execute(TABLES).fetchall()
+    content[18:20] = b"\2\2"  # SQLite's mark of a database with a write-ahead log
+    return bytes(content), tables
 
 
 @contextmanager
@@ -258,7 +252,7 @@ class Registry:
             remove_leftovers(folder)
             if (folder / FILE).exists():
                 raise ConfigError(f"{folder} was made a registry by another process just now")
-            Database.create(folder / FILE)
+            write_atomically(folder / FILE, _empty_database()[0])
         return cls(folder)
 
     def close(self) -> None:
@@ -290,42 +284,38 @@ class Registry:
         with self.db.writing() as db:
             spec = self.spec  # None once all clients were removed
             for record in records:
-                whose, sketch = f"client {check_id(record.client)!r}", record.sketch
-                check_size(whose, sketch)
+                whose = f"client {check_id(record.client)!r}"
+                check_size(whose, record.sketch)
                 if spec is None:
-                    spec = sketch.spec
+                    spec = record.sketch.spec
                     _set_fact(db, "spec", spec)
-                if sketch.spec != spec:
-                    raise IncompatibleSketches(f"{whose}: {difference(spec, sketch.spec)}")
-                if record.model is not None and record.reference is not None:
-                    raise ConfigError(f"{whose}: give a model or a reference, not both")
-                if record.reference is not None:
-                    check_id(record.reference, f"{whose}: reference")
+                if record.sketch.spec != spec:
+                    raise IncompatibleSketches(f"{whose}: {difference(spec, record.sketch.spec)}")
                 if replace:
                     self._delete(db, record.client)
-                self._insert(db, record)
+                self._insert(db, whose, record)
                 count += 1
         return count
 
-    def _insert(self, db: sqlite3.Connection, record: Record) -> None:
-        whose, sketch = f"client {record.client!r}", record.sketch
+    def _insert(self, db: sqlite3.Connection, whose: str, record: Record) -> None:
+        sketch, reference = record.sketch, record.reference
         if db.execute("SELECT 1 FROM clients WHERE id = ?", (record.client,)).fetchone():
             raise ConfigError(f"{whose} is registered already; remove or replace it")
-        model = None if record.model is None else self._store(db, whose, record.model)
+        if record.model is not None and reference is not None:
+            raise ConfigError(f"{whose}: give a model or a reference, not both")
         row = (
             record.client,
             float(sketch.n),
             None if (total := sketch.total_release) is None else total.budget(),
-            model,
-            record.reference,
+            None if record.model is None else self._store(db, whose, record.model),
+            None if reference is None else check_id(reference, f"{whose}: reference"),
             _to_json(dict(record.metadata), f"metadata of {whose}"),
             datetime.now(UTC).isoformat(timespec="seconds"),
             sketch.to_bytes(),
         )
         sql = f"INSERT INTO clients ({COLUMNS}, sketch) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
         number = db.execute(sql, row).lastrowid
-        counts = (number, float(sketch.n), float(sketch.noise), narrow(sketch.counts).tobytes())
-        db.execute("INSERT INTO counts VALUES (?, ?, ?, ?)", counts)
+        db.execute("INSERT INTO counts VALUES (?, ?, ?, ?)", (number, *searched_counts(sketch)))
 
     def _store(self, db: sqlite3.Connection, whose: str, model: Model) -> str:
         """Store a model, unless its architecture differs from that of the models stored here."""
@@ -336,9 +326,8 @@ class Registry:
                 "elsewhere and give its reference"
             )
         shapes, digest = shapes_of(content), hashlib.sha256(content).hexdigest()
-        expected = (
-            self.fact("architecture") if self.db.rows("SELECT 1 FROM models LIMIT 1") else None
-        )
+        some = self.db.rows("SELECT 1 FROM models LIMIT 1")
+        expected = self.fact("architecture") if some else None
         if expected is not None and (problem := architecture_difference(shapes, expected)):
             raise ConfigError(
                 f"{whose}: another architecture than the models of {self.path}: {problem}"
@@ -354,14 +343,12 @@ class Registry:
             self._delete(db, client)
 
     def _delete(self, db: sqlite3.Connection, client: ClientId) -> None:
-        """Delete a client's rows, if there are any, and its model unless another has the same."""
         sql = "DELETE FROM clients WHERE id = ? RETURNING number, model"
         rows = db.execute(sql, (client,)).fetchall()
         db.executemany("DELETE FROM counts WHERE number = ?", [row[:1] for row in rows])
         self._drop_unused(db, {model for _, model in rows})
 
     def _drop_unused(self, db: sqlite3.Connection, digests: set[str | None]) -> None:
-        """Delete those of some models that no client has and that are not the global model."""
         unused = "digest = ?1 AND NOT EXISTS (SELECT 1 FROM clients WHERE model = ?1)"
         for digest in digests - {self.global_digest()}:
             db.execute(f"DELETE FROM models WHERE {unused}", (digest,))
@@ -459,6 +446,11 @@ def check_size(whose: str, sketch: RaceSketch) -> None:
             f"{whose}: cannot tell who is near a sketch of n={sketch.n:g} samples{noisy}; "
             "sketch more data"
         )
+
+
+def searched_counts(sketch: RaceSketch) -> tuple[float, float, bytes]:
+    """Return a sketch as the table of counts holds it."""
+    return float(sketch.n), float(sketch.noise), narrow(sketch.counts).tobytes()
 
 
 def _to_json(value: Any, what: str) -> str:

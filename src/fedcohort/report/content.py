@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -13,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcohort import storage
-from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curves, durations_differ
+from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curve, durations_differ
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
 from fedcohort.experiments.config import Experiment
 from fedcohort.experiments.results import Results, Run, read_json
 from fedcohort.policies import FedACS
-from fedcohort.report.tables import Cells, Rank, comparison_cells, rank_cells
+from fedcohort.report.tables import Cells, Rank, comparison_cells, in_words, rank_cells
 from fedcohort.rounds import ClientId, stream
 
 Floats = NDArray[np.float64]
@@ -88,7 +87,7 @@ def content(results: Results) -> Content:
         roles=Roles(ranked, ranked[:HIGHLIGHTED], baselines),
         chosen=next(iter([*ranked, *baselines]), None),
         axes=["seconds", "rounds", "megabytes"] if timed else ["rounds", "megabytes", "seconds"],
-        curves=[_thin(curve) for curve in curves(started) if curve.rounds],
+        curves=[_thin(line) for line in map(curve, started) if line.rounds],
         waiting=[row for r in started for row in _waited_for(r)],
         cohorts=[row for r in started for row in _cohorts(r)],
         grouped=max(longest, most_clients) > MAX_CELLS,
@@ -100,17 +99,15 @@ def content(results: Results) -> Content:
 
 def _setting(experiments: Sequence[Experiment]) -> str:
     """Say which data, split and seeds the runs have in common; captions repeat it."""
-    splits = list(dict.fromkeys(_split(e) for e in experiments))[:3]
+    splits: dict[str, None] = {}
+    for e in experiments:
+        options = ", ".join(f"{k}={v}" for k, v in e.data.options.items())
+        split = f"{e.data.partition} ({options})" if options else e.data.partition
+        clients = "" if e.data.num_clients is None else f"{e.data.num_clients} clients, "
+        splits[f"{e.data.dataset}, {clients}split {split}, cohorts of {e.cohort_size}"] = None
     seeds = dict.fromkeys(len(e.seeds) for e in experiments)
     counts = " or ".join("1 seed" if n == 1 else f"{n} seeds" for n in seeds)
-    return "; ".join([*splits, counts]) if counts else ""
-
-
-def _split(e: Experiment) -> str:
-    options = ", ".join(f"{k}={v}" for k, v in e.data.options.items())
-    split = f"{e.data.partition} ({options})" if options else e.data.partition
-    clients = "" if e.data.num_clients is None else f"{e.data.num_clients} clients, "
-    return f"{e.data.dataset}, {clients}split {split}, cohorts of {e.cohort_size}"
+    return "; ".join([*list(splits)[:3], counts]) if counts else ""
 
 
 def _headline(rows: Sequence[ComparisonRow], baselines: Sequence[str]) -> str:
@@ -119,19 +116,18 @@ def _headline(rows: Sequence[ComparisonRow], baselines: Sequence[str]) -> str:
     if not measured:
         return "No accuracy has been measured yet."
     best = measured[0]
-    accuracy = f"the highest accuracy, {100 * best.accuracy.mean:.1f} %"
+    accuracy = f"{100 * best.accuracy.mean:.1f} %"
     if len(measured) == 1:
-        return f"{best.policy}: {accuracy.removeprefix('the highest ')}."
+        return f"{best.policy}: accuracy, {accuracy}."
+    reached = f"{best.policy} reaches the highest accuracy, {accuracy}"
     if best.policy in baselines:
-        return f"No policy is better than uniform selection: {best.policy} reaches {accuracy}."
+        return f"No policy is better than uniform selection: {reached}."
     if best.gain is None:
-        return f"{best.policy} reaches {accuracy}."
+        return f"{reached}."
     gain, low, high = (100 * value for value in best.gain)
-    text = f"{best.policy} reaches {accuracy}: {gain:+.1f} points against uniform selection "
+    text = f"{reached}: {gain:+.1f} points against uniform selection "
     text += f"(95 % interval {low:+.1f} to {high:+.1f})"
-    if low <= 0 <= high:
-        return f"{text}, which these seeds cannot tell from zero."
-    return f"{text}."
+    return f"{text}, which these seeds cannot tell from zero." if low <= 0 <= high else f"{text}."
 
 
 def _thin(curve: Curve) -> Curve:
@@ -143,13 +139,13 @@ def _thin(curve: Curve) -> Curve:
 
 def _waited_for(result: Run) -> Rows:
     """Return who was the slowest of its round, and how long these rounds took, in one seed."""
-    rounds: dict[ClientId, list[float]] = {}
+    seconds: dict[ClientId, list[float]] = {}
     for record in result.histories[0].rounds:
         if record.slowest is not None:
-            rounds.setdefault(record.slowest, []).append(record.seconds)
-    order = sorted(rounds, key=lambda client: (-sum(rounds[client]), client))[:MAX_WAITED_FOR]
+            seconds.setdefault(record.slowest, []).append(record.seconds)
+    order = sorted(seconds, key=lambda client: (-sum(seconds[client]), client))[:MAX_WAITED_FOR]
     return [
-        {"run": result.policy, "client": c, "rounds": len(rounds[c]), "seconds": sum(rounds[c])}
+        {"run": result.policy, "client": c, "rounds": len(seconds[c]), "seconds": sum(seconds[c])}
         for c in order
     ]
 
@@ -226,7 +222,7 @@ def _shared_settings(experiments: Sequence[Experiment]) -> dict[str, str]:
     """Return the settings that all runs share, by dotted key."""
     flat = [config.flat(e) for e in experiments]
     return {
-        key: value if isinstance(value, str) else json.dumps(value)
+        key: in_words(value)
         for key, value in (flat[0] if flat else {}).items()
         if value is not None and all(other.get(key) == value for other in flat)
     }
@@ -234,12 +230,10 @@ def _shared_settings(experiments: Sequence[Experiment]) -> dict[str, str]:
 
 def _provenance(results: Results) -> list[str]:
     """Return the different versions that made the runs, in words."""
-    texts = []
+    texts: dict[str, None] = {}
     for result in results:
         values = read_json(Path(result.folder or "") / "provenance.json", {"versions": None})
         if isinstance(values, dict) and values.get("versions"):
-            versions = ", ".join(
-                f"{name} {version}" for name, version in values["versions"].items()
-            )
-            texts.append(f"{versions}; {values.get('machine')}")
-    return list(dict.fromkeys(texts))
+            versions = ", ".join(f"{name} {number}" for name, number in values["versions"].items())
+            texts[f"{versions}; {values.get('machine')}"] = None
+    return list(texts)

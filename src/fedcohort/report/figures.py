@@ -21,7 +21,6 @@ import vl_convert
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from fedcohort.analysis.comparison import Curve
 from fedcohort.report.content import MAX_WAITED_FOR, Content, Roles, Rows
 
 Floats = NDArray[np.float64]
@@ -170,13 +169,9 @@ def picture(figure: Figure, *, width: int) -> str:
 
 def run_figures(content: Content) -> list[Figure]:
     """Return all figures for which there are data; time comes first where it differs most."""
-    figures = []
-    if content.curves:
-        figures += [_accuracy(content, over) for over in content.axes]
-    if content.waiting:
-        figures.append(_waiting(content))
-    if content.cohorts:
-        figures.append(_participation(content))
+    figures = [_accuracy(content, over) for over in content.axes] if content.curves else []
+    figures += [_waiting(content)] if content.waiting else []
+    figures += [_participation(content)] if content.cohorts else []
     end = f" {content.setting[:1].upper()}{content.setting[1:]}." if content.setting else ""
     return [figure._replace(caption=figure.caption + end) for figure in figures]
 
@@ -190,39 +185,32 @@ AXES = {
 
 
 def _accuracy(content: Content, over: str) -> Figure:
-    axis, words, log = AXES[over]
-    rows = [row for curve in content.curves for row in _curve_rows(curve, over)]
+    axis, unit, log = AXES[over]
+    names = ("round", "x", "y", "low", "high")
+    rows = [
+        {"run": c.policy, **{k: _rounded(v) for k, v in zip(names, point, strict=True)}}
+        for c in content.curves
+        for point in zip(c.rounds, getattr(c, over), c.mean, c.low, c.high, strict=True)
+    ]
     caption = "Test accuracy of the global model, mean over seeds."
     if any(row["low"] is not None for row in rows):
         caption += " Bands are one standard deviation over seeds."
     caption += " The axis is logarithmic." if log else ""
-    name, title = f"accuracy-{over}", f"Accuracy over {words}"
-    return accuracy_chart(
-        name, title, caption, rows, content.roles, axis=axis, log=log, target=content.target
-    )
-
-
-def tips(titles: Mapping[str, str], **formats: str) -> list[alt.Tooltip]:
-    """Return what hovering shows: fields with their titles, and the formats of some of them."""
-    return [
-        alt.Tooltip(field, title=title, **({"format": formats[name]} if name in formats else {}))
-        for field, title in titles.items()
-        for name in [field.partition(":")[0]]
-    ]
-
-
-def _curve_rows(curve: Curve, over: str) -> Rows:
-    names = ("round", "x", "y", "low", "high")
-    columns = (curve.rounds, getattr(curve, over), curve.mean, curve.low, curve.high)
-    return [
-        {"run": curve.policy, **{k: _rounded(v) for k, v in zip(names, point, strict=True)}}
-        for point in zip(*columns, strict=True)
-    ]
+    words = f"accuracy-{over}", f"Accuracy over {unit}", caption
+    return accuracy_chart(*words, rows, content.roles, axis=axis, log=log, target=content.target)
 
 
 def _rounded(value: float) -> float | None:
     """Return five significant digits, which no screen tells from more; None for NaN."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def tips(titles: Mapping[str, str], **formats: str) -> list[alt.Tooltip]:
+    """Return what hovering shows: fields with their titles, and some with a format."""
+    return [
+        alt.Tooltip(field, title=title, format=formats.get(field.partition(":")[0], alt.Undefined))
+        for field, title in titles.items()
+    ]
 
 
 def accuracy_chart(
@@ -240,28 +228,23 @@ def accuracy_chart(
 
     Rows have "run", "x" and "y", and "low" and "high" for a band; a line is drawn at `target`.
     """
-    runs_with_rows = {row["run"] for row in rows}
-    ranked, highlighted, baselines = (
-        [run for run in runs if run in runs_with_rows] for runs in roles
-    )
+    ends = {str(row["run"]): {"x": row["x"], "y": row["y"]} for row in rows}
+    ranked, highlighted, baselines = ([run for run in runs if run in ends] for runs in roles)
     values = [row[k] for row in rows for k in ("y", "low", "high") if row.get(k) is not None]
     bottom = 0.0 if min(values) < 0.3 else math.floor(10 * min(values)) / 10
     domain = (bottom, max(bottom + 0.1, math.ceil(10 * max(values)) / 10))
     scale = alt.Scale(domain=list(domain), clamp=True)
     y = alt.Y("y:Q", title="test accuracy", axis=alt.Axis(format=".0%"), scale=scale)
     xs = [row["x"] for row in rows if row["x"] > 0 or not log] or [0.1, 1.0]
-    x = alt.X("x:Q", title=axis).scale(
-        type="log" if log else "linear", domain=[min(xs), max(xs)], nice=False
-    )
-    x = x.axis(grid=False, tickCount=6, labelFlush=True, format="~g" if log else "d")
+    kind, format = ("log", "~g") if log else ("linear", "d")
+    x = alt.X("x:Q", title=axis).scale(type=kind, domain=[min(xs), max(xs)], nice=False)
+    x = x.axis(grid=False, tickCount=6, labelFlush=True, format=format)
     color = alt.Color("run:N", scale=alt.Scale(domain=ranked), legend=None)
     base = alt.Chart(alt.NamedData("lines")).encode(x=x, y=y, detail="run:N")
     on = base.transform_filter("indexof(highlighted, datum.run) >= 0 && !datum.baseline")
     off = base.transform_filter("indexof(highlighted, datum.run) < 0 && !datum.baseline")
-    near = alt.selection_point(
-        name="near", nearest=True, on="pointerover", clear="pointerout", empty=False,
-        fields=["run", "x"],
-    )  # fmt: skip
+    pointer = {"on": "pointerover", "clear": "pointerout", "fields": ["run", "x"]}
+    near = alt.selection_point(name="near", nearest=True, empty=False, **pointer)
     titles, layers = {"run:N": "run", "round:Q": "round", "y:Q": "accuracy"}, []
     if any(row.get("low") is not None for row in rows):
         titles |= {"low:Q": "low", "high:Q": "high"}
@@ -284,19 +267,16 @@ def accuracy_chart(
         text = line.mark_text(style="target-label", align="left", dy=-6, dx=4, aria=False)
         layers.append(line.mark_rule(style="target", aria=False).encode(y="y:Q"))
         layers.append(text.encode(y="y:Q", x=alt.value(0), text="text:N"))
-    for data, style in (("labels", {}), ("baseline-labels", {"style": "baseline-label"})):
+    placed = spread_labels({run: ends[run]["y"] for run in (*highlighted, *baselines)}, domain)
+    datasets = {"lines": [{**row, "baseline": row["run"] in baselines} for row in rows]}
+    for data, runs in (("labels", highlighted), ("baseline-labels", baselines)):
+        style = {} if runs is highlighted else {"style": "baseline-label"}
         text = alt.Chart(alt.NamedData(data)).encode(x=x, y=y, text="run:N")
         text = text.mark_text(align="left", dx=7, fontWeight=600, aria=False, **style)
         layers.append(text if style else text.encode(color=color))
+        datasets[data] = [{"run": run, "x": ends[run]["x"], "y": placed[run]} for run in runs]
     chart = alt.layer(*layers).properties(height=HEIGHT)
     chart = chart.add_params(alt.param(name="highlighted", value=highlighted))
-    ends = {str(row["run"]): {"x": row["x"], "y": row["y"]} for row in rows}
-    placed = spread_labels({run: ends[run]["y"] for run in (*highlighted, *baselines)}, domain)
-    datasets = {
-        data: [{"run": run, "x": ends[run]["x"], "y": placed[run]} for run in runs]
-        for data, runs in (("labels", highlighted), ("baseline-labels", baselines))
-    }
-    datasets["lines"] = [{**row, "baseline": row["run"] in baselines} for row in rows]
     labels = {"ends": ends, "domain": domain, "height": HEIGHT}
     return Figure(name, title, caption, chart, datasets, "highlighted", labels=labels)
 
@@ -352,16 +332,14 @@ def _participation(content: Content) -> Figure:
     legend = alt.Legend(title="times", tickMinStep=1, format="d") if grouped else None
     titles = {"client:N": "client", "first:Q": "first round" if grouped else "round"}
     titles |= {"last:Q": "last round"} if grouped else {}
+    ends = alt.X("left:Q", title="round", scale=alt.Scale(zero=False, nice=False))
+    clients = alt.Y("row:O", title="clients, the most selected first")
     chart = _of_chosen_run(content, min(HEIGHT, 7 * max(row["row"] for row in rows)))
     chart = chart.transform_calculate(left="datum.first - 0.5", right="datum.last + 0.5")
     chart = chart.mark_rect().encode(
-        x=alt.X("left:Q", title="round", scale=alt.Scale(zero=False, nice=False)).axis(
-            grid=False, format="d"
-        ),
+        x=ends.axis(grid=False, format="d"),
         x2="right:Q",
-        y=alt.Y("row:O", title="clients, the most selected first").axis(
-            labels=False, ticks=False, domain=False
-        ),
+        y=clients.axis(labels=False, ticks=False, domain=False),
         color=alt.Color("times:Q", scale=alt.Scale(domainMin=0), legend=legend),
         tooltip=tips(titles | {"times:Q": "times selected"}),
     )
@@ -384,12 +362,15 @@ def matrix(values: Floats, names: Sequence[str]) -> str:
     # A few extreme pairs must not pale all others.
     scale = alt.Scale(domain=[0, float(np.quantile(values, 0.99)) or 1.0], clamp=True)
     legend = alt.Legend(title="distance", format=".2~g")
-    chart = alt.Chart(alt.NamedData("cells")).mark_rect().properties(height=380)
-    chart = chart.encode(
-        x=alt.X("b:N", sort=None, axis=None),
-        y=alt.Y("a:N", sort=None, axis=NAMES),
-        color=alt.Color("distance:Q", legend=legend, scale=scale),
-        description="tip:N",
+    chart = (
+        alt.Chart(alt.NamedData("cells"), height=380)
+        .mark_rect()
+        .encode(
+            x=alt.X("b:N", sort=None, axis=None),
+            y=alt.Y("a:N", sort=None, axis=NAMES),
+            color=alt.Color("distance:Q", legend=legend, scale=scale),
+            description="tip:N",
+        )
     )
     title, caption = "Distance between every two clients", "Light pairs are alike."
     return picture(Figure("distances", title, caption, chart, {"cells": cells}), width=400)
@@ -401,31 +382,26 @@ def distances_to_all(clients: Rows, reference: float) -> str:
     Clients are rows of a profile, with a "color" and a "tip"; outliers stand out.
     """
     bars = sorted(clients, key=lambda client: -client["distance"])[:MAX_BARS]
-    height = 20 * len(bars)
+    height, label = 20 * len(bars), {"align": "left", "aria": False}
     top = max(*(client["high"] for client in bars), reference, 1e-12) * 1.02
     x = alt.X("distance:Q", title=None, scale=alt.Scale(domain=[0, top], nice=False))
-    base = alt.Chart(alt.NamedData("marks")).encode(
-        y=alt.Y("name:N", sort=None, axis=NAMES), description="tip:N"
+    y = alt.Y("name:N", sort=None, axis=NAMES)
+    base = alt.Chart(alt.NamedData("marks")).encode(y=y, description="tip:N")
+    opacity = alt.condition("datum.outlier", alt.value(1), alt.value(0.6))
+    color, number = alt.Color("color:N", scale=None), alt.Text("distance:Q", format=".3f")
+    bar = base.encode(x=x.axis(tickCount=5, format="~g"), color=color, opacity=opacity)
+    error = base.encode(x="low:Q", x2="high:Q").mark_rule(color="#555", opacity=0.7)
+    line = alt.Chart(alt.Data(values=[{"name": "random samples", "value": reference}]))
+    rule = line.encode(x="value:Q", y=alt.value(0), y2=alt.value(height))
+    name = line.encode(x="value:Q", y=alt.value(-8), text="name:N")
+    chart = alt.layer(
+        bar.mark_bar(size=14, cornerRadius=2),
+        error,
+        base.encode(x="high:Q", text=number).mark_text(dx=6, fontSize=11, **label),
+        rule.mark_rule(color=REFERENCE, strokeDash=[5, 4], aria=False),
+        name.mark_text(color=REFERENCE, dx=-2, **label),
+        height=height,
     )
-    rule = alt.Chart(alt.Data(values=[{"name": "random samples", "value": reference}]))
-    layers = [
-        base.mark_bar(size=14, cornerRadius=2).encode(
-            x=x.axis(tickCount=5, format="~g"),
-            color=alt.Color("color:N", scale=None),
-            opacity=alt.condition("datum.outlier", alt.value(1), alt.value(0.6)),
-        ),
-        base.mark_rule(color="#555", opacity=0.7).encode(x="low:Q", x2="high:Q"),
-        base.mark_text(align="left", dx=6, fontSize=11, aria=False).encode(
-            x="high:Q", text=alt.Text("distance:Q", format=".3f")
-        ),
-        rule.mark_rule(color=REFERENCE, strokeDash=[5, 4], aria=False).encode(
-            x="value:Q", y=alt.value(0), y2=alt.value(height)
-        ),
-        rule.mark_text(color=REFERENCE, align="left", dx=-2, aria=False).encode(
-            x="value:Q", y=alt.value(-8), text="name:N"
-        ),
-    ]
-    chart = alt.layer(*layers).properties(height=height)
     title, caption = "Distance of each client to all data together", "The farthest come first."
     return picture(Figure("to-all", title, caption, chart, {"marks": bars}), width=620)
 
@@ -433,18 +409,16 @@ def distances_to_all(clients: Rows, reference: float) -> str:
 def histogram(bins: Sequence[str], client: Floats, rest: Floats, title: str) -> str:
     """Draw the shares of a column's values at one client, and at all others as a line."""
     rows = [
-        {"bin": name, "i": i, "client": float(a), "rest": float(b), "tip": tip}
-        for i, (name, a, b) in enumerate(zip(bins, client, rest, strict=True))
+        {"bin": name, "i": i, "client": a, "rest": b, "tip": tip}
+        for i, (name, a, b) in enumerate(zip(bins, client.tolist(), rest.tolist(), strict=True))
         for tip in [f"{name}: {a:.0%} here, {b:.0%} elsewhere"]
     ]
     axis = alt.Axis(labelAngle=-40, labelLimit=90, labelOverlap=True, title=None)
     x = alt.X("bin:N", sort=alt.SortField("i"), axis=axis)
-    y = alt.Axis(format=".0%", tickCount=3, title=None)
+    y = alt.Y("client:Q", axis=alt.Axis(format=".0%", tickCount=3, title=None))
     base = alt.Chart(alt.NamedData("bins")).encode(x=x, description="tip:N")
-    layers = [
-        base.mark_bar(color=COLORS["light"][0], opacity=0.75).encode(y=alt.Y("client:Q", axis=y)),
-        base.mark_tick(color="#1f2933", thickness=3).encode(y="rest:Q"),
-    ]
-    chart = alt.layer(*layers).properties(height=110)
+    bar = base.mark_bar(color=COLORS["light"][0], opacity=0.75).encode(y=y)
+    others = base.mark_tick(color="#1f2933", thickness=3).encode(y="rest:Q")
     caption = "Bars: this client; dark lines: all others."
+    chart = alt.layer(bar, others, height=110)
     return picture(Figure("column", title, caption, chart, {"bins": rows}), width=300)

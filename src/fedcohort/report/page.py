@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from vl_convert import javascript_bundle
 
-from fedcohort.analysis.heterogeneity import OUTLIER, Change, ClientRow, Heterogeneity
+from fedcohort.analysis.heterogeneity import OUTLIER, ClientRow, Heterogeneity
 from fedcohort.analysis.plan import Plan
 from fedcohort.analysis.verdict import BY_CHANCE, few, marked_in_words
 from fedcohort.report import figures
@@ -30,6 +31,7 @@ from fedcohort.report.tables import Cell, Cells, Column, cells, number
 
 TEMPLATES = Path(__file__).with_name("templates")
 VEGA_LITE = "6.4"  # the version of Altair's specifications
+WORDS = ("name", "title", "caption", "control", "labels")  # of a figure, for the script
 MAX_NAMES_AT_MATRIX = 40  # of more clients, groups of neighbors are averaged
 
 
@@ -90,9 +92,14 @@ def _matrix(profile: Heterogeneity) -> str:
 def client_cells(profile: Heterogeneity) -> Cells:
     """Lay out the clients, the farthest from all data first; outliers stand out."""
     mixed = 0 < profile.private < len(profile.clients)
+
+    def marked(client: ClientRow) -> Cell:
+        text = marked_in_words(profile.marked(client.name))
+        return Cell(text or ("none" if profile.columns else ""), mark="odd" if text else "")
+
     columns = [
         Column("client", lambda c: Cell(c.name, c.name, mark="odd" * c.outlier), number=False),
-        Column("columns that differ", lambda c: _marked(profile, c), number=False, wraps=True),
+        Column("columns that differ", marked, number=False, wraps=True),
         Column("records", lambda c: number(c.n, 0)),
         Column("distance", lambda c: number(c.distance, 4)),
         Column("± standard error", lambda c: Cell(f"{c.low:.4f} to {c.high:.4f}", c.high - c.low)),
@@ -106,22 +113,14 @@ def client_cells(profile: Heterogeneity) -> Cells:
 
 def change_cells(profile: Heterogeneity) -> Cells:
     """Lay out what has changed since earlier sketches, the largest changes first."""
-
-    def changed(change: Change) -> Cell:
-        return Cell(marked_in_words(change.columns))
-
+    what = "columns that changed"
     columns = [
         Column("client", lambda c: Cell(c.client, mark="odd" * c.changed), number=False),
         Column("changed", lambda c: Cell("yes" if c.changed else "no"), number=False),
-        Column("columns that changed", changed, number=False, wraps=True),
+        Column(what, lambda c: Cell(marked_in_words(c.columns)), number=False, wraps=True),
         Column("distance to before", lambda c: number(c.distance, 4)),
     ]
     return cells(profile.changes, columns)
-
-
-def _marked(profile: Heterogeneity, client: ClientRow) -> Cell:
-    text = marked_in_words(profile.marked(client.name))
-    return Cell(text or ("none" if profile.columns else ""), mark="odd" if text else "")
 
 
 def _color(client: ClientRow) -> str:
@@ -137,24 +136,17 @@ def _render(template: str, *, data: str = "", live: bool = False, **values: Any)
     """Fill a template; `data` is what the script draws figures from, as JSON."""
     library = _library() if data else ""
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
-    allowed = " ".join(_hash(text) for text in (library, script) if text)
+    digests = [hashlib.sha256(text.encode()).digest() for text in (library, script) if text]
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     policy = (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    return (
-        _templates()
-        .get_template(template)
-        .render(
-            policy=Markup(policy + ("; connect-src 'self'" if live else "")),
-            style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
-            script=Markup(script),
-            library=Markup(library),
-            data=Markup(data),
-            live=live,
-            **values,
-        )
-    )
+    policy += "; connect-src 'self'" if live else ""
+    style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    ours = {"policy": policy, "style": style, "script": script, "library": library, "data": data}
+    safe = {name: Markup(text) for name, text in ours.items()}
+    return _templates().get_template(template).render(live=live, **safe, **values)
 
 
 @cache
@@ -176,17 +168,8 @@ def _templates() -> Environment:
 @cache
 def _library() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script; bundling takes some seconds."""
-    import vl_convert
-
-    bundle: str = vl_convert.javascript_bundle(  # type: ignore[call-arg]
-        vl_version=VEGA_LITE
-    )
+    bundle: str = javascript_bundle(vl_version=VEGA_LITE)  # type: ignore[call-arg]
     return bundle.replace("</script", "<\\/script")
-
-
-def _hash(script: str) -> str:
-    digest = hashlib.sha256(script.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _data(report: Content, charts: Sequence[Figure]) -> str:
@@ -197,14 +180,8 @@ def _data(report: Content, charts: Sequence[Figure]) -> str:
         "label_gap": figures.LABEL_GAP,
         "config": {"light": figures.config("light"), "dark": figures.config("dark")},
         "figures": [
-            {
-                "name": figure.name,
-                "title": figure.title,
-                "caption": figure.caption,
-                "control": figure.control,
-                "labels": figure.labels,
-                "spec": figures.specification(figure, width="container"),
-            }
+            {name: getattr(figure, name) for name in WORDS}
+            | {"spec": figures.specification(figure, width="container")}
             for figure in charts
         ],
     }

@@ -66,26 +66,20 @@ class Cells(NamedTuple):
 
 def cells(rows: Sequence[Any], columns: Sequence[Column]) -> Cells:
     """Lay rows out; columns without any value are left out, and the best values stand out."""
-    table = [[column.cell(row) for row in rows] for column in columns]
-    kept = [i for i, texts in enumerate(table) if any(cell.text for cell in texts)]
-    for i in kept:
-        table[i] = _mark_best(table[i], columns[i].best)
-    lines = zip(*(table[i] for i in kept), strict=True)
-    return Cells([columns[i] for i in kept], [list(line) for line in lines])
+    table = {column: [column.cell(row) for row in rows] for column in columns}
+    table = {column: shown for column, shown in table.items() if any(c.text for c in shown)}
+    for column, shown in table.items():
+        values = [cell.value for cell in shown if isinstance(cell.value, float)]
+        if column.best and values:
+            top = max(values) if column.best == "high" else min(values)
+            table[column] = [c._replace(mark="best") if c.value == top else c for c in shown]
+    return Cells(list(table), [list(line) for line in zip(*table.values(), strict=True)])
 
 
-def _mark_best(column: list[Cell], best: str) -> list[Cell]:
-    values = [cell.value for cell in column if isinstance(cell.value, float)]
-    if not best or not values:
-        return column
-    top = max(values) if best == "high" else min(values)
-    return [cell._replace(mark="best") if cell.value == top else cell for cell in column]
-
-
-def number(value: float | None, digits: int = 1) -> Cell:
-    """Return the cell of a number; None and NaN are unknown."""
+def number(value: float | None, digits: int = 1, sign: Literal["-", "+"] = "-") -> Cell:
+    """Return the cell of a number, with "+" if that is the `sign`; None and NaN are unknown."""
     known = value is not None and math.isfinite(value)
-    return Cell(f"{value:,.{digits}f}", float(value or 0)) if known else Cell("")
+    return Cell(f"{value:{sign},.{digits}f}", float(value or 0)) if known else Cell("")
 
 
 def plus_minus(spread: Spread, unit: float = 1.0) -> Cell:
@@ -104,25 +98,23 @@ def comparison_cells(
     The columns of a gate appear only if a gate withheld something, in percent of plain FedAvg, and
     seconds to the target only if rounds take different time.
     """
-    from fedcohort.analysis.comparison import curves, durations_differ
+    from fedcohort.analysis.comparison import curve, durations_differ
 
     settings, target = setting_columns(results), results.target
-    lines = [sparkline(curves([r])[0].mean) if r.histories else "" for r in results]
-    names = list(dict.fromkeys(key for values in settings for key in values))
+    lines = [sparkline(curve(r).mean) if r.histories else "" for r in results]
+    names = dict.fromkeys(key for values in settings for key in values)
+    units = ["rounds"] + ["seconds"] * durations_differ(results) if target is not None else []
     gated = any(run.means["skipped"].mean > 0 or run.means["overhead_up"].mean < 99 for run in runs)
     columns = [
         *(Column(name, _setting(name), number=False) for name in names),
         Column("accuracy %", lambda r: plus_minus(r[0].accuracy, 100), best="high"),
         Column("against uniform", lambda r: _gain(r[0].gain)),
     ]
-    if target is not None:
-        columns.append(Column(f"rounds to {target:.0%}", _reached("rounds_to_target"), best="low"))
-    if target is not None and durations_differ(results):
-        columns.append(
-            Column(f"seconds to {target:.0%}", _reached("seconds_to_target"), best="low")
-        )
+    for unit in units:
+        reached = _reached(f"{unit}_to_target")
+        columns.append(Column(f"{unit} to {target:.0%}", reached, best="low"))
     gate = [
-        Column("change %", lambda r: _change(r[0].accuracy_change)),
+        Column("change %", lambda r: number(getattr(r[0].accuracy_change, "mean", None), sign="+")),
         _mean("rounds skipped %", "skipped"),
         _mean("uplink %", "overhead_up"),
         _mean("downlink %", "overhead_down"),
@@ -191,10 +183,6 @@ def _gain(gain: Interval | None) -> Cell:
     return Cell(f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]", gain.mean)
 
 
-def _change(change: Spread | None) -> Cell:
-    return Cell("") if change is None else Cell(f"{change.mean:+.1f}", change.mean)
-
-
 def _reached(name: str) -> Callable[[Any], Cell]:
     """Show what it took to the target, with the share of seeds that reached it if not all did."""
 
@@ -221,12 +209,13 @@ def setting_columns(results: Results) -> list[dict[str, str]]:
     lasts = [key.removesuffix(".name").rpartition(".")[2] for key in keys]
     names = [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
     return [
-        {name: _word(values.get(key, "")) for key, name in zip(keys, names, strict=True)}
+        {name: in_words(values.get(key, "")) for key, name in zip(keys, names, strict=True)}
         for values in varied
     ]
 
 
-def _word(value: object) -> str:
+def in_words(value: object) -> str:
+    """Return a setting as text."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
