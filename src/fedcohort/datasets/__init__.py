@@ -13,24 +13,14 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.datasets import published
-from fedcohort.datasets.base import Dataset, from_arrays
+from fedcohort.datasets.base import Dataset as Dataset
+from fedcohort.datasets.base import from_arrays as from_arrays
 from fedcohort.datasets.published import MissingData, data_root
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.options import checked_options, parse_named
 from fedcohort.partition import PARTITIONS, IndexArray, dirichlet_environment, natural
 from fedcohort.registry import in_file, load_object, lookup
 from fedcohort.rounds import ClientId, stream
-
-__all__ = [
-    "DATASETS",
-    "Dataset",
-    "DatasetStatus",
-    "Federation",
-    "available",
-    "federate",
-    "from_arrays",
-    "load",
-]
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": published.read_digits,
@@ -48,12 +38,9 @@ def load(
 ) -> Dataset:
     """Load one of `DATASETS`; `max_samples` is an option of shakespeare.
 
-    Parameters
-    ----------
-    root : path, optional
-        The folder that holds a folder `name` with the files. By default $FEDCOHORT_DATA, then
-        $XDG_CACHE_HOME/fedcohort (~/.cache/fedcohort). A file that is missing or damaged gives a
-        DataError that says what it must contain.
+    `root` is the folder that holds a folder `name` with the files: by default $FEDCOHORT_DATA, then
+    $XDG_CACHE_HOME/fedcohort (~/.cache/fedcohort). A file that is missing or damaged gives a
+    DataError that says what it must contain.
 
     Examples
     --------
@@ -99,8 +86,7 @@ def _examine(name: str, root: str | os.PathLike[str] | None) -> DatasetStatus:
 class Federation:
     """A data set, and the rows of `dataset.x` that each client holds, sorted by client id.
 
-    No client may be empty, and no row given out twice unless `shared`, as in the partition
-    "dirichlet-environment".
+    No client may be empty, and no row given out twice unless `shared`.
 
     Examples
     --------
@@ -169,7 +155,6 @@ def federate(
 
     Parameters
     ----------
-    dataset : Dataset
     partition : str, callable, sequence or mapping
         A name in `PARTITIONS`, with options as in "shards:per_client=1"; "natural" for the clients
         that the data brings along; a function called `partition(labels, clients, rng, **options)`,

@@ -167,22 +167,18 @@ def from_arrays(
         tests, test_labels = _numbers(name, "x_test", x_test), _labels(name, "y_test", y_test)
         test_clients = _ids(name, "test_client_ids", test_client_ids)
     if classes is None:
-        classes = _num_classes(name, np.concatenate([labels, test_labels]))
+        every = np.concatenate([labels, test_labels])
+        classes, low = (int(every.max()) + 1, int(every.min())) if every.size else (0, 0)
+        if low > 0:
+            raise DataError(
+                f"{name}: the smallest label is {low}, so class 0 would be empty; subtract {low} "
+                f"from y, or state classes={classes}"
+            )
     whole = Dataset(name, samples, labels, tests, test_labels, classes, clients, test_clients)
     if x_test is not None:
         return whole
     groups = labels if clients is None else clients
     return whole.split_off(holdout(groups, test_fraction, stream(seed, "test", name)))
-
-
-def _num_classes(name: str, labels: NDArray[np.int64]) -> int:
-    """Count classes by the largest label; refuse labels that do not start at 0."""
-    if labels.size and labels.min() > 0:
-        raise DataError(
-            f"{name}: the smallest label is {labels.min()}, so class 0 would be empty; subtract "
-            f"{labels.min()} from y, or state classes={labels.max() + 1}"
-        )
-    return int(labels.max()) + 1 if labels.size else 0
 
 
 def _numbers(name: str, what: str, values: ArrayLike) -> Array:
@@ -219,9 +215,10 @@ def _ids(name: str, what: str, values: ArrayLike | None) -> Array | None:
     for row, value in enumerate(array):
         if not isinstance(value, (str, int, np.integer)):
             raise DataError(f"{name}: {what}[{row}]={value!r} must be text or an integer")
+    texts = [str(value) for value in array]
     try:
-        for value in set(map(str, array)):
-            check_id(value, f"{name}: {what}")
+        for text in set(texts):
+            check_id(text, f"{name}: {what}")
     except ConfigError as error:
         raise DataError(str(error)) from None
-    return np.array([*map(str, array), None], dtype=object)[:-1]
+    return np.array(texts, dtype=object)

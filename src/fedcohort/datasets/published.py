@@ -1,9 +1,4 @@
-"""The published data sets, each read from the files that it comes in.
-
-scikit-learn's digits need no file. MNIST and Fashion-MNIST come as four IDX files, CIFAR-10 as the
-six files of its binary version, FEMNIST (characters by writer) as one .npz file, heart disease as
-four tables, Shakespeare's plays as one table of lines.
-"""
+"""The published data sets, each read from the files that it comes in."""
 
 from __future__ import annotations
 
@@ -286,8 +281,7 @@ def read_shakespeare(folder: Path, *, max_samples: int | None = 500) -> Dataset:
 
     A client is a role with at least ten lines, named "play/SPEAKER". The last tenth of a role's
     samples is for testing: no character to be guessed there is part of a training sample. A role
-    gives at most `max_samples`, evenly spaced over its text; None for all of them (4.2 million,
-    which takes 2.7 GB).
+    gives at most `max_samples`, evenly spaced over its text; None for all (4.2 million, 2.7 GB).
     """
     if max_samples is not None and max_samples < 1:
         raise ConfigError(f"shakespeare: max_samples={max_samples} must be at least 1, or None")
@@ -311,13 +305,7 @@ def read_shakespeare(folder: Path, *, max_samples: int | None = 500) -> Dataset:
 
 
 def encode(text: str) -> Bytes:
-    """Turn characters into tokens.
-
-    Examples
-    --------
-    >>> encode("a!é").tolist()
-    [54, 3, 0]
-    """
+    """Turn characters into tokens; 0 stands for those that are not in `CHARACTERS`."""
     table = np.zeros(128, dtype=np.uint8)
     table[[ord(c) for c in CHARACTERS]] = np.arange(1, TOKENS)
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")

@@ -1,6 +1,6 @@
 """The names of the package and where they live: the one table of them."""
 
-from .clock import Always as Always
+from .clock import Availability as Availability
 from .clock import Bernoulli as Bernoulli
 from .clock import Diurnal as Diurnal
 from .clock import Durations as Durations

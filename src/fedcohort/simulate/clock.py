@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.random import Generator
@@ -57,22 +57,15 @@ MAX_DRAWS = 1000  # of a round in which nobody is there
 Ids: TypeAlias = Sequence[ClientId]
 
 
-class Availability(Protocol):
-    """Says which clients can take part in a round; here the first is 0."""
+class Availability:
+    """Which clients can take part in a round: all of them. Derive from it to say less."""
 
     def available(self, number: int, clients: Ids, rng: Generator) -> Ids:
-        """Return the available ones among `clients`."""
-
-
-class Always:
-    """All clients, in every round."""
-
-    def available(self, number: int, clients: Ids, rng: Generator) -> Ids:
-        """Return all clients."""
+        """Return the available ones among `clients`; the first round is 0."""
         return clients
 
 
-class UniformSubset(Configurable):
+class UniformSubset(Availability, Configurable):
     """A fixed number of clients per round, drawn uniformly (paper 0's L active clients)."""
 
     def __init__(self, count: Count) -> None:
@@ -84,7 +77,7 @@ class UniformSubset(Configurable):
         return [clients[i] for i in rng.choice(len(clients), count, replace=False)]
 
 
-class Bernoulli(Configurable):
+class Bernoulli(Availability, Configurable):
     """Each client independently; a round in which nobody is there is drawn again."""
 
     def __init__(self, probability: Share) -> None:
@@ -135,7 +128,7 @@ def _habit(client: ClientId) -> float:
     return float(stream(0, "diurnal", client).choice(PHONES))
 
 
-class Trace:
+class Trace(Availability):
     """Available clients by round, from 1; a round that is not listed repeats the last before it."""
 
     def __init__(self, rounds: Mapping[int, Ids]) -> None:
@@ -162,7 +155,7 @@ class Trace:
 
 
 AVAILABILITIES: dict[str, Callable[..., Any]] = {
-    "always": Always,
+    "always": Availability,
     "uniform-subset": UniformSubset,
     "bernoulli": Bernoulli,
     "diurnal": Diurnal,
@@ -216,7 +209,8 @@ class Durations:
     ) -> Durations:
         """Draw both log-normally around their medians; with sigma=0 all clients are alike."""
         factors = np.exp(sigma * stream(seed, "durations").standard_normal((2, len(clients))))
-        return cls._of(clients, speed * factors[0], bandwidth * factors[1])
+        speeds, rates = (speed * factors[0]).tolist(), (bandwidth * factors[1]).tolist()
+        return cls(dict(zip(clients, speeds, strict=True)), dict(zip(clients, rates, strict=True)))
 
     @classmethod
     def phones(cls, clients: Sequence[ClientId], seed: int, *, speed: float = 1000.0) -> Durations:
@@ -224,12 +218,11 @@ class Durations:
 
         The fastest tenth computes 9 times as fast as the slowest, and transfers 7 times as fast.
         """
-        rng = stream(seed, "phones")
-        times, rates = (
-            rng.choice(np.array(table, float), len(clients))
-            for table in (PHONE_MILLISECONDS, PHONE_KILOBYTES)
-        )
-        return cls._of(clients, speed * np.median(PHONE_MILLISECONDS) / times, 1024 * rates)
+        rng, median = stream(seed, "phones"), float(np.median(PHONE_MILLISECONDS))
+        times = rng.choice(PHONE_MILLISECONDS, len(clients)).tolist()
+        rates = rng.choice(PHONE_KILOBYTES, len(clients)).tolist()
+        speeds = {c: speed * median / time for c, time in zip(clients, times, strict=True)}
+        return cls(speeds, {c: 1024.0 * rate for c, rate in zip(clients, rates, strict=True)})
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Durations:
@@ -247,13 +240,6 @@ class Durations:
                 value = parse_value(row[name])
                 columns[name][client] = typed(Positive, value, f"{where}: {name}")
         return cls(*columns.values())
-
-    @classmethod
-    def _of(
-        cls, clients: Sequence[ClientId], speeds: NDArray[Any], rates: NDArray[Any]
-    ) -> Durations:
-        samples, moved = (dict(zip(clients, v.tolist(), strict=True)) for v in (speeds, rates))
-        return cls(samples, moved)
 
     def seconds(self, client: ClientId, samples: int, bytes_moved: int) -> float:
         """Return the time to process samples (epochs counted) and to move bytes."""

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
-from fedcohort.gates import GATES, Gate
+from fedcohort.gates import Gate
 from fedcohort.partition import IndexArray
-from fedcohort.policies.base import POLICIES, Policy
+from fedcohort.policies.base import Policy
 from fedcohort.registry import make
 from fedcohort.rounds import ClientId, RoundRecord, Selection, stream
 from fedcohort.session import LOG, Session
@@ -67,8 +67,7 @@ class Seed:
         embed: Embed | None,
         holdout: float,
     ) -> None:
-        self.clients = tuple(sorted(federation.parts))
-        asked = pace.asked(cohort_size)
+        self.clients, asked = federation.clients, pace.asked(cohort_size)
         if asked > len(self.clients):
             raise ConfigError(
                 f"simulate: cohort_size={cohort_size} exceeds the {len(self.clients)} clients: "
@@ -81,12 +80,12 @@ class Seed:
         federation, held_out = split_off(federation, holdout, seed)
         self.seed, self.federation, self.trainer, self.model = seed, federation, trainer, model
         self.model_bytes = model.numel() * model.element_size()
-        self.aggregation: Mean = fresh(aggregation, AGGREGATIONS, "aggregation")
+        self.aggregation: Mean = copy.deepcopy(make("aggregation", aggregation, AGGREGATIONS))
         self.session = Session(
-            fresh(policy, POLICIES, "policy"),
+            copy.deepcopy(policy),
             cohort_size=asked,
             seed=seed,
-            gate=None if gate is None else fresh(gate, GATES, "gate"),
+            gate=copy.deepcopy(gate),
             model_bytes=self.model_bytes,
             averaging="size" if self.aggregation.weighted else "equal",
         )
@@ -98,8 +97,7 @@ class Seed:
         self.round_number = self.embedder_round = 0
         self.held: dict[ClientId, torch.Tensor] = {}
         if not isinstance(durations, Durations):
-            draw = durations or partial(Durations.draw, sigma=0.0)
-            durations = draw(self.clients, seed)
+            durations = (durations or partial(Durations.draw, sigma=0.0))(self.clients, seed)
         self.durations = durations
         self.cohort_size, self.pace = cohort_size, pace
         self.selection = Selection(())
@@ -264,27 +262,26 @@ class Seed:
         sizes = [len(self.federation.parts[c]) for c in (*self.finished, *self.late)]
         weights = self.selection.weights_of(self.finished)
         if self.late:
-            arrived = [self.pending.pop(c) for c in self.late]
+            arrived, fresh = [self.pending.pop(c) for c in self.late], len(self.finished)
             self.session.charge("model", "up", dict.fromkeys(self.late, self.model_bytes))
             rows = [self.model + update.step for update in arrived]
             updates = torch.cat([updates, torch.stack(rows)])
-            each = sizes if self.aggregation.weighted else [1] * len(sizes)
-            shares = [size / sum(each[: len(self.finished)] or each) for size in each]
-            if weights is not None and weights:
-                mean = sum(weights) / len(weights)
-                shares = [*weights, *[mean] * len(arrived)]
-            fresh = len(self.finished)
-            stale = zip(shares[fresh:], arrived, strict=True)
+            if weights:
+                shares = [*weights, *[sum(weights) / fresh] * len(arrived)]
+            else:
+                each = sizes if self.aggregation.weighted else [1] * len(sizes)
+                shares = [size / sum(each[:fresh] or each) for size in each]
+            ages = [self.round_number - update.round for update in arrived]
             gaps = updates[fresh:] - updates[:fresh].mean(0)
             weights = self.pace.stale_weights(
                 shares[:fresh],
-                [(share, self.round_number - a.round) for share, a in stale],
+                list(zip(shares[fresh:], ages, strict=True)),
                 gaps.square().sum(1).tolist() if fresh else (),
             )
         return self.aggregation.step(self.model, updates, sizes, weights)
 
     def seconds_of(self, client: ClientId) -> float:
-        """Return how long a round takes a client, by its durations."""
+        """Return how long a round takes a client."""
         local, n = self.trainer.training, len(self.federation.parts[client])
         samples = n * local.epochs if local.steps is None else local.steps * local.batch_size
         return self.durations.seconds(client, samples, 2 * self.model_bytes)
@@ -348,8 +345,3 @@ def split_off(
         held_out[client] = np.sort(order[:count])
         kept[client] = np.sort(order[count:]) if count < len(part) else part
     return replace(federation, parts=kept), held_out
-
-
-def fresh(thing: Any, registry: Any, what: str) -> Any:
-    """Return a new object from a registry's name or an example of it."""
-    return copy.deepcopy(make(what, thing, registry))

@@ -18,7 +18,7 @@ from fedcohort.rounds import History, RoundRecord, is_over
 from fedcohort.session import LOG
 from fedcohort.simulate.aggregation import Mean
 from fedcohort.simulate.clients import Embed, Insight
-from fedcohort.simulate.clock import Always, Availability, Durations, Pace
+from fedcohort.simulate.clock import Availability, Durations, Pace
 from fedcohort.simulate.local import (
     Data,
     Job,
@@ -110,7 +110,7 @@ class Simulation:
         self.architecture = models[0]
         self.train_data = self.trainer.data(dataset.x, dataset.y)
         self.test_data = self.trainer.data(dataset.x_test, dataset.y_test)
-        self.availability = availability or Always()
+        self.availability = availability or Availability()
         self.dropout, self.evaluate_every = dropout, evaluate_every
         self.train_accuracy = train_accuracy
         self.round_number = 0
