@@ -258,6 +258,8 @@ MISTAKES = {
     "data.parquet --nulls maybe": ["'maybe'"],
     "nan.csv": ["nan.csv: column 'a', row 1", "--nulls drop"],
     "nan.csv --csv encoding=klingon": ["klingon"],
+    "nan.csv --csv encoding=base64": ["encoding=base64: unknown to Python"],
+    "nan.csv --csv delimiter=;;": ["delimiter=;;: must be one ASCII character"],
 }
 
 

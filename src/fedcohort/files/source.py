@@ -93,6 +93,11 @@ class CsvOptions:
     encoding: str | None = None
     header: bool | None = None
 
+    def __post_init__(self) -> None:
+        for name, mark in (("delimiter", self.delimiter), ("decimal", self.decimal)):
+            if mark is not None and not (len(mark) == 1 and mark.isascii()):
+                raise ConfigError(f"--csv {name}={mark}: must be one ASCII character")
+
 
 @dataclass(frozen=True)
 class Want:

@@ -17,6 +17,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import date
 from functools import cached_property
+from io import TextIOWrapper
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -40,7 +41,7 @@ BUFFER = 1 << 16
 MAX_WHOLE = 2.0**53  # from here on, fractions do not hold every whole number
 FIRST_ROWS = 1000  # of a sheet or a query, to tell the types
 MAX_BATCH = 1 << 26  # bytes of text that a batch may take when its dictionaries are unpacked
-HEAD = 1 << 16  # bytes of a CSV file that show how it is written
+HEAD = 1 << 16  # letters of a CSV file that show how it is written
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 DELIMITERS = (",", ";", "\t", "|")
 WORKBOOK = (LookupError, TypeError, AttributeError, AssertionError, SyntaxError)  # by openpyxl
@@ -242,37 +243,54 @@ def find_dialect(path: Path, stated: CsvOptions, null_values: Sequence[str]) -> 
     numbers and missing values is data, not names; one that counts (0, 1, 2, ...) could be either,
     so it is refused.
     """
-    with decompressed(path) as file:
-        head = file.read(HEAD)
-    marked = next((name for mark, name in MARKS.items() if head.startswith(mark)), "utf-8")
-    encoding, tabs = stated.encoding or marked, ".tsv" in path.name.lower()
-    lines = _first_lines(path, head, encoding)
+    tabs = ".tsv" in path.name.lower()
+    encoding, lines = _first_lines(path, stated.encoding)
     delimiter = stated.delimiter or ("\t" if tabs else _delimiter(lines))
-    comma = delimiter != "," and _comma_is_decimal(lines, delimiter)
-    decimal, first = stated.decimal or ("," if comma else "."), lines[0] if lines else ""
-    cells = next(csv.reader([first], delimiter=delimiter), [])
+    first, *others = [*csv.reader(lines, delimiter=delimiter)] or [[]]
+    comma = delimiter != "," and _comma_is_decimal(others)
+    decimal = stated.decimal or ("," if comma else ".")
     header = stated.header
     if header is None:
-        header = _is_header(path, first, cells, decimal, null_values)
-    names = () if header else tuple(f"c{i + 1}" for i in range(len(cells)))
+        quoted = any('"' in line for line in lines[:1])
+        header = quoted or _is_header(path, first, decimal, null_values)
+    names = () if header else tuple(f"c{i + 1}" for i in range(len(first)))
     detected = {
         f"encoding {encoding}": stated.encoding is None and encoding != "utf-8",
         f"delimiter {delimiter!r}": stated.delimiter is None and delimiter != "," and not tabs,
         "decimal comma": stated.decimal is None and comma,
-        f"no header, so the columns are called c1 to c{len(cells)}": stated.header is None
+        f"no header, so the columns are called c1 to c{len(first)}": stated.header is None
         and names,
     }
     said = tuple(text for text, holds in detected.items() if holds)
     return Dialect(delimiter, decimal, encoding, names, said)
 
 
-def _is_header(
-    path: Path, line: str, cells: Sequence[str], decimal: str, null_values: Sequence[str]
-) -> bool:
-    """Whether the first row holds names: text, or in quotes."""
+def _first_lines(path: Path, encoding: str | None) -> tuple[str, list[str]]:
+    """Return the encoding, as stated or as a mark tells, and lines that are not blank."""
+    with decompressed(path) as file:
+        head = file.read(4)
+        marked = (name for mark, name in MARKS.items() if head.startswith(mark))
+        encoding = encoding or next(marked, "utf-8")
+        file.seek(0)
+        try:
+            with TextIOWrapper(file, encoding) as text:
+                lines = text.read(HEAD).lstrip("\ufeff").splitlines()
+        except LookupError:
+            raise ConfigError(f"--csv encoding={encoding}: unknown to Python") from None
+        except UnicodeDecodeError:
+            raise DataError(
+                f"{path}: the text is not {encoding.upper()}; name the right one, such as "
+                "--csv encoding=cp1252 (Excel in Western Europe)"
+            ) from None
+    # The last line may be cut.
+    return encoding, [line for line in lines[:50] if line.strip()][: min(20, len(lines) - 1) or 1]
+
+
+def _is_header(path: Path, cells: Sequence[str], decimal: str, null_values: Sequence[str]) -> bool:
+    """Whether the cells of the first row are names."""
     missing = ("", *null_values)
     filled = [c.strip().replace(decimal, ".") for c in cells if c.strip() not in missing]
-    if not filled or '"' in line or not all(NUMBER.fullmatch(c) for c in filled):
+    if not filled or not all(NUMBER.fullmatch(c) for c in filled):
         return True
     values = [float(c) for c in filled]
     if len(values) > 1 and all(b - a == 1 for a, b in pairwise(values)):
@@ -283,33 +301,20 @@ def _is_header(
     return False
 
 
-def _first_lines(path: Path, head: bytes, encoding: str) -> list[str]:
-    try:
-        text = codecs.getincrementaldecoder(encoding)().decode(head)
-    except LookupError:
-        raise ConfigError(f"--csv encoding={encoding}: unknown to Python") from None
-    except UnicodeDecodeError:
-        raise DataError(
-            f"{path}: the text is not {encoding.upper()}; name the right one, such as "
-            "--csv encoding=cp1252 (Excel in Western Europe)"
-        ) from None
-    lines = text.lstrip("\ufeff").splitlines()
-    return [line for line in lines[:50] if line.strip()][: max(1, min(20, len(lines) - 1))]
-
-
 def _delimiter(lines: Sequence[str]) -> str:
-    counts = {d: {re.sub(r'"[^"]*"', "", line).count(d) for line in lines} for d in DELIMITERS}
-    even = [d for d, numbers in counts.items() if len(numbers) == 1 and min(numbers) > 0]
-    return max(even, key=lambda d: _share_of_numbers(lines, d), default=",")
+    tables = {d: list(csv.reader(lines, delimiter=d)) for d in DELIMITERS}
+    widths = {d: {len(row) for row in table} for d, table in tables.items()}
+    even = [d for d, numbers in widths.items() if len(numbers) == 1 and min(numbers) > 1]
+    return max(even, key=lambda d: _share_of_numbers(tables[d]), default=",")
 
 
-def _share_of_numbers(lines: Sequence[str], delimiter: str) -> float:
-    cells = [cell.strip(' "').replace(",", ".") for line in lines for cell in line.split(delimiter)]
+def _share_of_numbers(rows: Sequence[Sequence[str]]) -> float:
+    cells = [cell.strip().replace(",", ".") for row in rows for cell in row]
     return sum(NUMBER.fullmatch(cell) is not None for cell in cells) / len(cells)
 
 
-def _comma_is_decimal(lines: Sequence[str], delimiter: str) -> bool:
-    cells = [cell.strip(' "') for line in lines[1:] for cell in line.split(delimiter)]
+def _comma_is_decimal(rows: Sequence[Sequence[str]]) -> bool:
+    cells = [cell.strip() for row in rows for cell in row]
     comma, point = (
         any(re.fullmatch(rf"[-+]?\d+{mark}\d+([eE][-+]?\d+)?", c) for c in cells)
         for mark in (",", r"\.")
