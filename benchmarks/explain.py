@@ -17,7 +17,7 @@ import numpy as np
 from provenance import write
 
 from fedcohort.files.columns import Column
-from fedcohort.files.marginals import bins_of, gaps_to_rest
+from fedcohort.files.marginals import bins_of, column_gaps
 from fedcohort.rounds import stream
 from fedcohort.sketch.hashing import SRP
 from fedcohort.sketch.race import ColumnCounts, RaceSketch
@@ -77,7 +77,7 @@ def score(sites, planted):
     """Return hits by kind, and how many other columns are marked."""
     marks = {
         (i, j)
-        for i, gaps in enumerate(gaps_to_rest(sites))
+        for i, gaps in enumerate(column_gaps(sites))
         for j, gap in enumerate(gaps)
         if gap.marked
     }

@@ -19,7 +19,7 @@ from scipy.stats import median_abs_deviation
 from fedcohort.analysis.verdict import Verdict, describe, few, judge, privacy, with_hint
 from fedcohort.exceptions import DataError
 from fedcohort.files.columns import columns_of
-from fedcohort.files.marginals import FALSE_MARKS, ColumnGap, bin_labels, column_gaps, gaps_to_rest
+from fedcohort.files.marginals import FALSE_MARKS, ColumnGap, bin_labels, column_gaps
 from fedcohort.files.sketching import ONE_BUCKET, concentration, same_data
 from fedcohort.privacy.release import signal_to_noise
 from fedcohort.sketch.distances import Stack, distance_matrix, squares_to_global
@@ -241,7 +241,7 @@ def measure(
     pairs = np.triu_indices(len(used), 1)
     warnings, blind = _warnings(used, kept_names)
     explained = all(s.marginals is not None and s.marginals.n >= 2 for s in used)
-    columns = dict(zip(kept_names, gaps_to_rest(used), strict=True)) if explained else {}
+    columns = dict(zip(kept_names, column_gaps(used), strict=True)) if explained else {}
     shared = describe(used[0])
     by_name = dict(zip(kept_names, used, strict=True))
     before = {name: sketch for name, sketch in (against or {}).items() if name in by_name}
@@ -295,7 +295,7 @@ def _changes(sketches: Mapping[str, RaceSketch], before: Mapping[str, RaceSketch
     for name in common:
         new, old = sketches[name], before[name]
         square, error = distance_with_error(new, old, "mmd")
-        gaps = column_gaps(new, old) if new.marginals and old.marginals else []
+        gaps = column_gaps([new, old])[0] if new.marginals and old.marginals else []
         tests = len(gaps) * len(common)
         marked = [gap for gap in gaps if gap.marked and gap.chance * tests < FALSE_MARKS]
         changed = square > CHANGED * error or bool(marked)

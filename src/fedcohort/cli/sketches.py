@@ -148,7 +148,7 @@ def explain(
 
     Example: `fedcohort explain site-a.sketch site-b.sketch`
     """
-    from fedcohort.files.marginals import column_gaps, gaps_to_rest, visible_shares
+    from fedcohort.files.marginals import column_gaps, visible_shares
 
     paths, loaded = load_several(sketches, "an explanation")
     names, few = _named(paths, loaded, "are left out")
@@ -156,11 +156,8 @@ def explain(
     kept, usable = [names[i] for i in enough], [loaded[i] for i in enough]
     if len(kept) < 2:
         raise DataError("an explanation needs two sites with enough records for their noise")
-    if len(kept) == 2:
-        gaps = {" and ".join(kept): column_gaps(*usable)}
-    else:
-        pairs = zip(kept, gaps_to_rest(usable), strict=True)
-        gaps = {f"{name} and the rest": of_site for name, of_site in pairs}
+    compared = [f"{name} and the rest" for name in kept] if len(kept) > 2 else [" and ".join(kept)]
+    gaps = dict(zip(compared, column_gaps(usable), strict=False))
     if format is Format.json:
         show_json(gaps)
         return

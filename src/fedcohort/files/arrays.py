@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -48,75 +49,32 @@ class ArraySource(Source):
         if want.text is not None or want.person is not None:
             raise ConfigError(f"{files[0]}: arrays hold numbers; texts and people are in tables")
         self._want, self.reading = want, Reading()
-        parts = [_Part(path, want) for path in files]
-        self._parts, self.dim = parts[skip:], parts[0].dim
-        self.rows = sum(part.rows for part in self._parts)
-        for part in parts:
-            if part.dim != self.dim:
-                raise DataError(f"{part.path}: rows of {part.dim} numbers, not {self.dim}")
+        wanted = [_wanted(path, want) for path in files]
+        self._files, self.dim = wanted[skip:], _width(wanted[0][0])
+        self.rows = sum(vectors[0].shape[0] for vectors, _ in self._files)
+        for path, (vectors, _) in zip(files, wanted, strict=True):
+            if (dim := _width(vectors)) != self.dim:
+                raise DataError(f"{path}: rows of {dim} numbers, not {self.dim}")
 
     def blocks(self) -> Iterator[Block]:
         """Yield arrays (n, dim) of the dtype that the file has."""
         self.reading.clear()
-        for part in self._parts:
-            yield from part.blocks(self.reading)
-
-
-class _Part:
-    """The arrays of one file that are wanted: vectors, labels, clients."""
-
-    def __init__(self, path: Path, want: Want) -> None:
-        self.path, self._want = path, want
-        arrays, columns = arrays_in(path), [str(column) for column in want.columns]
-        if kind_of(path) != "npz" and (columns or want.label or want.by):
-            raise ConfigError(f"{path}: one array has no names; put several into an .npz file")
-        columns = columns or [name for name in arrays if name not in (want.label, want.by)]
-        if len(columns) != 1 and not want.columns:
-            raise ConfigError(
-                f"{path}: choose with --columns one of {', '.join(columns) or 'none'}"
-            )
-        for name in (*columns, want.label, want.by):
-            if name is not None and name not in arrays:
-                raise ConfigError(f"{path}: no array {name!r}; there are {', '.join(arrays)}")
-        self.vectors = [arrays[name] for name in columns]
-        self.label = None if want.label is None else arrays[want.label]
-        self.by = None if want.by is None else arrays[want.by]
-        self.rows = self.vectors[0].shape[0] if self.vectors[0].shape else 0
-        for array in self.vectors:
-            width = math.prod(array.shape[1:])
-            if array.dtype.kind not in "fiub" or len(array.shape) < 2:
-                raise array.refused("a table of numbers (rows, columns) is needed")
-            if array.shape[0] != self.rows or not 1 <= width <= MAX_DIM:
-                raise array.refused(f"{self.rows} rows of 1 to {MAX_DIM} numbers are needed")
-        self.dim = sum(math.prod(a.shape[1:]) for a in self.vectors)
-        for extra, kinds in ((self.label, "iub"), (self.by, "iuUS")):
-            if extra is None:
-                continue
-            if extra.dtype.kind not in kinds or extra.shape != (self.rows,):
-                needed = f"{self.rows} whole numbers (or, for --by, texts) are needed"
-                raise extra.refused(needed)
-            if extra.dtype.itemsize > MAX_NAME:
-                raise extra.refused("too long for names of clients")
-
-    def blocks(self, told: Reading) -> Iterator[Block]:
         size = self._want.rows_for(self.dim)
-        streams = [array.blocks(size) for array in self.vectors]
-        labels = None if self.label is None else self.label.blocks(size)
-        clients = None if self.by is None else self.by.blocks(size)
-        for first in range(0, self.rows, size):
-            flat = [part.reshape(len(part), -1) for part in map(next, streams)]
-            x: NDArray[Any] = np.ascontiguousarray(np.concatenate(flat, axis=1))
-            y = None if labels is None else next(labels).astype(np.int64)
-            ids = None if clients is None else _texts(next(clients), self.path)
-            keep = self._complete(x, Place(str(self.path), first))
-            told.count(keep, self._want.label, y)
-            if not keep.all():
-                told.missing["values"] += int(len(keep) - keep.sum())
-                x, y = x[keep], None if y is None else y[keep]
-                ids = None if ids is None else ids[keep]
-            yield Block(x, y, ids)
-        for stream in filter(None, (*streams, labels, clients)):
-            next(stream, None)  # to its very end, where checksums are
+        for vectors, more in self._files:
+            arrays, path = [*vectors, *more.values()], vectors[0].path
+            # To the very end of all, where checksums are.
+            streams = zip(*(array.blocks(size) for array in arrays), strict=True)
+            for first, parts in zip(count(0, size), streams):
+                flat = [part.reshape(len(part), -1) for part in parts[: len(vectors)]]
+                x: NDArray[Any] = np.ascontiguousarray(np.concatenate(flat, axis=1))
+                given = dict(zip(more, parts[len(vectors) :], strict=True))
+                y = given["label"].astype(np.int64) if "label" in given else None
+                ids = _texts(given["by"], path) if "by" in given else None
+                keep = self._complete(x, Place(str(path), first))
+                self.reading.count(keep, self._want.label, y)
+                if not keep.all():
+                    self.reading.missing["values"] += int(len(keep) - keep.sum())
+                yield Block(x, y, ids).take(keep)
 
     def _complete(self, x: NDArray[Any], place: Place) -> NDArray[np.bool_]:
         """Return which rows have no missing number."""
@@ -128,6 +86,37 @@ class _Part:
                 raise place.error(column, wrong[:, column], why)
         present: NDArray[np.bool_] = ~np.isnan(x).any(axis=1)
         return present
+
+
+def _wanted(path: Path, want: Want) -> tuple[list[ArrayFile], dict[str, ArrayFile]]:
+    """Return the arrays of vectors, and those of labels and clients, in a file."""
+    arrays, columns = arrays_in(path), [str(column) for column in want.columns]
+    roles = {r: name for r, name in (("label", want.label), ("by", want.by)) if name is not None}
+    if kind_of(path) != "npz" and (columns or roles):
+        raise ConfigError(f"{path}: one array has no names; put several into an .npz file")
+    columns = columns or [name for name in arrays if name not in roles.values()]
+    if len(columns) != 1 and not want.columns:
+        raise ConfigError(f"{path}: choose with --columns one of {', '.join(columns) or 'none'}")
+    for name in (*columns, *roles.values()):
+        if name not in arrays:
+            raise ConfigError(f"{path}: no array {name!r}; there are {', '.join(arrays)}")
+    vectors, more = [arrays[name] for name in columns], {r: arrays[roles[r]] for r in roles}
+    rows = (*vectors[0].shape, 0)[0]
+    for array in vectors:
+        if array.dtype.kind not in "fiub" or len(array.shape) < 2:
+            raise array.refused("a table of numbers (rows, columns) is needed")
+        if array.shape[0] != rows or not 1 <= _width([array]) <= MAX_DIM:
+            raise array.refused(f"{rows} rows of 1 to {MAX_DIM} numbers are needed")
+    for role, array in more.items():
+        if array.dtype.kind not in ("iub" if role == "label" else "iuUS") or array.shape != (rows,):
+            raise array.refused(f"{rows} whole numbers (or, for --by, texts) are needed")
+        if array.dtype.itemsize > MAX_NAME:
+            raise array.refused("too long for names of clients")
+    return vectors, more
+
+
+def _width(vectors: Sequence[ArrayFile]) -> int:
+    return sum(math.prod(array.shape[1:]) for array in vectors)
 
 
 def _texts(ids: NDArray[Any], path: Path) -> NDArray[np.object_]:
@@ -173,7 +162,7 @@ class ArrayFile:
 
     def blocks(self, rows: int) -> Iterator[NDArray[Any]]:
         """Yield the array, `rows` rows at a time."""
-        length = self.shape[0] if self.shape else 1
+        length = (*self.shape, 1)[0]
         if kind_of(self.path) == "npy":
             order: Literal["C", "F"] = "F" if self.fortran else "C"
             for first in range(0, length, rows):
@@ -191,9 +180,9 @@ class ArrayFile:
         with reading(self.where), self._opened() as file:
             _exactly(file, self.start)
             for first in range(0, length, rows):
-                count = min(rows, length - first)
-                data = np.frombuffer(_exactly(file, count * size), self.dtype)
-                yield data.reshape((count, *self.shape[1:]) if self.shape else ())
+                several = min(rows, length - first)
+                data = np.frombuffer(_exactly(file, several * size), self.dtype)
+                yield data.reshape((several, *self.shape[1:]) if self.shape else ())
             if file.read(1):
                 raise ValueError(f"more data follow than its header promises, {self.shape}")
 

@@ -113,8 +113,7 @@ class _Side(NamedTuple):
     @property
     def q(self) -> Floats:
         """The normalized histograms."""
-        out: Floats = self.counts / self.n
-        return out
+        return np.asarray(self.counts / self.n)
 
     def without(self, other: _Side) -> _Side:
         """Return what is left of this side; noise is never negative."""
@@ -132,27 +131,22 @@ def _side(marginals: Sequence[ColumnCounts]) -> _Side:
     return _Side(np.array([m.counts for m in marginals], float), n, variance, fourth)
 
 
-def column_gaps(a: RaceSketch, b: RaceSketch) -> list[ColumnGap]:
-    """Compare two sites, made with `explain`, column by column."""
-    a.check_alike(b)
-    one, other = _held([a, b])
-    columns = columns_of(a)
-    return _gaps(columns, _side([one]), _side([other]), tests=len(columns))[0]
-
-
-def gaps_to_rest(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
-    """Compare every site with the others, column by column.
+def column_gaps(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
+    """Compare every site, sketched with `explain`, with the others, column by column.
 
     In each column the sites that stand out are taken out of "the others", the farthest first and
     at most half of them: one strange site must not make all others differ from the rest.
     """
-    counts = _held(sketches)
-    columns = columns_of(sketches[0])
-    tests = len(counts) * len(columns)
-    everyone = _side(counts)
+    everyone, columns = _side(_held(sketches)), columns_of(sketches[0])
+    tests = _tests(sketches, columns)
     rest = [_usual(everyone.column(i), c, tests) for i, c in enumerate(columns)]
     joined = _Side(*(np.stack(parts, axis=1) for parts in zip(*rest, strict=True)))
     return _gaps(columns, everyone, joined, tests)
+
+
+def _tests(sketches: Sequence[RaceSketch], columns: Sequence[Column]) -> int:
+    """Return how many comparisons are made; that of two sites is one."""
+    return len(columns) * (1 if len(sketches) == 2 else len(sketches))
 
 
 def copies(sketch: RaceSketch) -> int:
@@ -164,6 +158,8 @@ def copies(sketch: RaceSketch) -> int:
 
 def _held(sketches: Sequence[RaceSketch]) -> list[ColumnCounts]:
     """Return the histograms; copies of records are no further evidence."""
+    for sketch in sketches[1:]:
+        sketches[0].check_alike(sketch)
     counts = [
         replace(s.marginals, counts=s.marginals.counts // times, n=s.marginals.n // times)
         if (times := copies(s)) > 1
@@ -185,14 +181,14 @@ def visible_shares(sketches: Sequence[RaceSketch]) -> Floats:
 
     For one bin of middling size, by the normal approximation; 1 means that nothing would be.
     """
-    counts = _held(sketches)
-    sites = _side(counts)
+    sites = _side(_held(sketches))
     n, noise = sites.n[:, 0, 0], sites.noise[:, 0, 0]
     elsewhere, noise_elsewhere = n.sum() - n, noise.sum() - noise
-    tests = len(columns_of(sketches[0])) * (1 if len(counts) == 2 else len(counts))
+    tests = _tests(sketches, columns_of(sketches[0]))
     variance = (1 / n + 1 / elsewhere) / 4 + noise / n**2 + noise_elsewhere / elsewhere**2
-    shares: Floats = norm.isf(FALSE_MARKS / tests / (4 * BINS)) * np.sqrt(variance)
-    return np.minimum(shares, 1.0)
+    return np.asarray(
+        np.minimum(norm.isf(FALSE_MARKS / tests / (4 * BINS)) * np.sqrt(variance), 1.0)
+    )
 
 
 def _usual(sites: _Side, column: Column, tests: int) -> _Side:
@@ -293,8 +289,7 @@ def _chances(a: _Side, b: _Side, column: Column) -> Floats:
     if exact:  # what no record of anybody falls into cannot differ
         bins = bins[(a.counts + b.counts)[:, bins].any(axis=0)]
     if exact and len(bins) <= 2:
-        single: Floats = _fisher(a, b)[:, bins].min(axis=1)
-        return single
+        return np.asarray(_fisher(a, b)[:, bins].min(axis=1))
     shapes = _shapes(column)
     each = 0.5 / len(bins) if len(shapes) else 1 / len(bins)
     singles = _fisher(a, b)[:, bins] if exact else _chernoff(a, b, np.eye(BINS)[bins])
@@ -339,8 +334,7 @@ def _chernoff(a: _Side, b: _Side, contrasts: Floats) -> Floats:
         bound += squares / largest * _noise(t**2 * largest, side)
     logs = np.where(spread > 0, np.fmin.reduce(bound, axis=0), -np.inf)
     logs = np.where(np.abs(difference) > 1e-12, np.minimum(logs + np.log(2), 0), 0.0)
-    chances: Floats = np.exp(logs)
-    return chances
+    return np.exp(logs)
 
 
 def _log_moment(tilt: Floats, shares: Floats, contrast: Floats) -> Floats:
@@ -348,14 +342,12 @@ def _log_moment(tilt: Floats, shares: Floats, contrast: Floats) -> Floats:
     of_weight = shares @ np.eye(len(weights))[inverse]  # (clients, weights)
     centered = weights - (of_weight @ weights)[:, None]
     powers = np.exp(np.minimum(tilt[:, :, None] * centered, 700))
-    out: Floats = np.log((of_weight * powers).sum(axis=2))
-    return out
+    return np.log((of_weight * powers).sum(axis=2))
 
 
 def _laplace_parts(side: _Side) -> Floats:
     """Return of how many Laplace variables the noise is the sum; 0 for Gaussian noise."""
-    out: Floats = 3 * side.noise**2 / np.where(side.fourth > 0, side.fourth, np.inf)
-    return out
+    return np.asarray(3 * side.noise**2 / np.where(side.fourth > 0, side.fourth, np.inf))
 
 
 def _noise(squares: Floats, side: _Side) -> Floats:
@@ -364,14 +356,12 @@ def _noise(squares: Floats, side: _Side) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where(parts > 0, half / parts, 0.0)
         laplace = np.where(ratio < 1, -parts * np.log1p(-ratio), np.inf)
-    out: Floats = np.where(parts > 0, laplace, half)
-    return out
+    return np.where(parts > 0, laplace, half)
 
 
 def _largest_tilt(side: _Side) -> Floats:
     parts, variance = _laplace_parts(side), side.noise / side.n**2
-    out: Floats = np.sqrt(2 * parts / np.where(parts > 0, variance, 1.0))
-    return np.where(parts > 0, out, np.inf)
+    return np.where(parts > 0, np.sqrt(2 * parts / np.where(parts > 0, variance, 1.0)), np.inf)
 
 
 @lru_cache(maxsize=256)
@@ -392,11 +382,9 @@ def _shapes(column: Column) -> Floats:
 
 def _unknown(column: Column, *shares: Floats) -> str:
     """Say what to state where the bins cannot show a difference: most values are in an end bin."""
-    if not _is_line(column):
-        return ""
     for end, side in ((1, "below"), (-1, "above")):
         most = max(float(q[end] / max(q[1:].sum(), 1e-9)) for q in shares)
-        if most > END_SHARE:
+        if most > END_SHARE and _is_line(column):
             return (
                 f"{min(most, 1):.0%} of a site's values lie more than 3 scales {side} the center: "
                 "state a center and scale that fit"

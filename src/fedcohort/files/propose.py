@@ -177,7 +177,7 @@ def propose_spec(
         name = json.dumps(label)
         parts.append(f"[label]\ncolumn = {name}\nclasses = 2  # TODO: how many at all sites\n")
     left_open = [] if label is None else ["label"]
-    for name in (name for name in table.names if name != label):
+    for name in (name for name in table.schema.names if name != label):
         quoted = json.dumps(name, ensure_ascii=False)
         if name in constants:
             center, scale = constants[name]
@@ -199,7 +199,7 @@ def first_table(path: Path, want: Want) -> Table:
     if kind_of(file) not in FORMATS:
         raise ConfigError(f"{file}: a spec is for tables, not for {kind_of(file)} files")
     table = open_table(file, path, want)
-    table.names  # noqa: B018 - says what is wrong with the file
+    table.schema  # noqa: B018 - says what is wrong with the file
     return table
 
 
@@ -223,7 +223,7 @@ def _role(table: Table, name: str) -> tuple[str, list[str]]:
         return "identifier", []
     if kind in ("date", "other", "empty"):
         return kind, []
-    if kind == "whole" and "bool" in table.type_name(name):
+    if kind == "whole" and pa.types.is_boolean(table.schema.field(name).type):
         return "boolean", []
     first = next(table.batches((name,), 1 << 14), None)
     values = pa.array([], pa.string()) if first is None else first[name]
@@ -281,7 +281,7 @@ def check_data(path: Path, want: Want, spec: SketchSpec) -> Fit:
 
     It is read column by column, so that one problem does not hide the next, then row by row.
     """
-    fit, names = Fit(), first_table(path, want).names
+    fit, names = Fit(), first_table(path, want).schema.names
     columns = [c for c in want.columns if isinstance(c, Column)]
     roles = {"label": want.label, "person": want.person}
     at_site = {c.name: want.name_at_site(c.name) for c in columns}

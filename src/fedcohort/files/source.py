@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import compress, count, islice
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -278,6 +278,15 @@ class Block(NamedTuple):
     y: NDArray[np.int64] | None = None
     clients: NDArray[np.object_] | None = None
     parts: Sequence[Any] = ()
+
+    def take(self, keep: NDArray[np.bool_]) -> Block:
+        """Return the rows that are kept."""
+        if keep.all():
+            return self
+        x = self.x[keep] if isinstance(self.x, np.ndarray) else [*compress(self.x, keep)]
+        y = None if self.y is None else self.y[keep]
+        clients = None if self.clients is None else self.clients[keep]
+        return Block(x, y, clients, [part.take(keep) for part in self.parts])
 
 
 class Source(ABC):

@@ -7,7 +7,7 @@ is NaN (numbers) or marked in `missing`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -50,7 +50,7 @@ REMEDY = {
 }
 AS_WRITTEN = ("by", "person", "boolean", "category", "ordered", "date", "text")
 APART = 2**-0.5  # two one-hot vectors times this are 1 apart
-TRUTHS = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
+TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 PART_OF: dict[str, Callable[[Any], Any]] = {  # numbers from 0
     "yearday": lambda stamps: pc.subtract(pc.day_of_year(stamps), 1),
     "month": lambda stamps: pc.subtract(pc.month(stamps), 1),
@@ -76,7 +76,7 @@ class TableSource(Source):
             self.form = "texts"
             self.columns = (Column(want.text, "text", slots=1),)
         else:
-            chosen = self._named() or self._all_columns()
+            chosen = self._named() if want.columns else self._all_columns()
             self.columns = tuple(
                 c if isinstance(c, Column) else Column(c, missing=want.nulls) for c in chosen
             )
@@ -111,32 +111,29 @@ class TableSource(Source):
 
     def _named(self) -> list[str | Column]:
         """Return the columns asked for, patterns such as ``p*`` replaced by those they match."""
-        table, chosen = self._first, list[str | Column]()
+        chosen, names = list[str | Column](), self._first.schema.names
         for wanted in self._want.columns:
-            if isinstance(wanted, Column):
-                chosen.append(wanted)
-                continue
-            exact = wanted in table.names or not set(wanted) & set("*?[")
-            matching = [c for c in table.names if fnmatchcase(c, wanted)]
-            if not exact and not matching:
-                table.kind(wanted)  # says which columns there are
-            chosen += [wanted] if exact else matching
-        names = [c.name if isinstance(c, Column) else c for c in chosen]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"--columns {','.join(names)}: name each column once")
+            exact = isinstance(wanted, Column) or wanted in names or not set(wanted) & set("*?[")
+            matching = [wanted] if exact else [n for n in names if fnmatchcase(n, str(wanted))]
+            if not matching:
+                self._first.kind(str(wanted))  # says which columns there are
+            chosen += matching
+        stated = [c.name if isinstance(c, Column) else c for c in chosen]
+        if len(set(stated)) < len(stated):
+            raise ConfigError(f"--columns {','.join(stated)}: name each column once")
         return chosen
 
-    def _all_columns(self) -> list[str | Column]:
+    def _all_columns(self) -> list[str]:
         """Return every column of numbers, in the file's order; say which were left out."""
-        table, usable = self._first, list[str | Column]()
+        table, usable, left_out = self._first, list[str](), self.reading.left_out
         taken = (self._want.label, self._want.by, self._want.person)
-        for name in (c for c in table.names if c not in taken):
+        for name in (c for c in table.schema.names if c not in taken):
             if not name:
-                self.reading.left_out["the column without a name"] = "row names, as R writes them"
+                left_out["the column without a name"] = "row names, as R writes them"
             elif table.kind(name) in NUMBERS:
                 usable.append(name)
             else:
-                self.reading.left_out[name] = f"{table.type_name(name)} is not a number"
+                left_out[name] = f"{table.schema.field(name).type} is not a number"
         if not usable:
             raise DataError(f"{table.where}: no column holds numbers; {REMEDY['vectors']}")
         return usable
@@ -157,13 +154,11 @@ class TableSource(Source):
 
     def _check(self, table: Table) -> None:
         for name, use in self._uses.items():
-            kind = table.kind(name)
-            written = use in AS_WRITTEN and table.as_written and name in table.inside
-            if kind not in ALLOWED[use] and not written:
+            written = use in AS_WRITTEN and table.as_written
+            if table.kind(name) not in ALLOWED[use] and not written:
                 remedy = REMEDY.get(use, f"it should hold a {use}")
-                raise DataError(
-                    f"{table.where}: column {name!r} is {table.type_name(name)}; {remedy}"
-                )
+                kind = table.schema.field(name).type
+                raise DataError(f"{table.where}: column {name!r} is {kind}; {remedy}")
 
     def _block(self, batch: Any, place: Place) -> Block:
         x, keep, parts = self._content(batch, place)
@@ -179,11 +174,7 @@ class TableSource(Source):
             if role == "person":
                 keep &= self._first_rows(names, keep)
         self.reading.count(keep, self._want.label, y)
-        if keep.all():
-            return Block(x, y, ids, parts)
-        kept = x[keep] if isinstance(x, np.ndarray) else [x[i] for i in np.flatnonzero(keep)]
-        left = [part.take(keep) for part in parts]
-        return Block(kept, None if y is None else y[keep], None if ids is None else ids[keep], left)
+        return Block(x, y, ids, parts).take(keep)
 
     def _content(self, batch: Any, place: Place) -> tuple[Any, Bools, list[Encoded]]:
         """Return the vectors or texts of a batch, which to keep, and the columns one by one."""
@@ -281,15 +272,24 @@ def _at_site(column: Column, array: Any, place: Place, want: Want) -> Encoded:
     """Encode a column, which a site may write in its own way."""
     site, markers = want.site.get(column.name, SiteColumn()), want.null_values
     if site.codes:
-        plain = texts(array, markers)
-        index = pc.index_in(plain, value_set=pa.array(list(site.codes), pa.string()))
-        array = pc.coalesce(pa.array(list(site.codes.values())).take(index), plain)
+        array = _recoded(texts(array, markers), site.codes)
     if site.factor != 1:  # (x * factor - center) / scale
         center, scale = column.center / site.factor, column.scale / site.factor
         column = replace(column, center=center, scale=scale)
     if site.format is not None:
         column = replace(column, format=site.format)
-    return KINDS[column.kind](column, array, place, markers)
+    if column.kind == "number":
+        return _number(column, array, place, markers)
+    if column.kind == "date":
+        return _date(column, _timestamps(column, array, place, markers))
+    plain = texts(array, markers)
+    return ENCODERS[column.kind](column, plain, plain.is_null().to_numpy(False), place)
+
+
+def _recoded(plain: Any, codes: Mapping[str, str]) -> Any:
+    """Replace texts; others stay."""
+    index = pc.index_in(plain, value_set=pa.array(list(codes), pa.string()))
+    return pc.coalesce(pa.array(list(codes.values())).take(index), plain)
 
 
 def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
@@ -355,41 +355,21 @@ def written(array: Any) -> Any:
     return pc.coalesce(digits.cast(pa.string()), plain)
 
 
-def _codes(
-    plain: Any, levels: Sequence[str], column: Column | None = None, place: Place | None = None
-) -> tuple[NDArray[np.int64], Bools]:
-    """Return the level of each text, -1 for none, and what is missing.
-
-    With `column` and `place`, a text that is no level is refused.
-    """
-    missing = plain.is_null().to_numpy(zero_copy_only=False)
-    index = pc.index_in(plain, value_set=pa.array(list(levels), pa.string()))
-    codes = index.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    codes[missing] = -1
-    unknown = (codes < 0) & ~missing
-    if column is not None and place is not None and unknown.any():
-        first = plain[int(np.argmax(unknown))].as_py()
-        allowed = ", ".join(column.levels) or "true, false, yes, no, 1, 0"
-        raise place.error(column.name, unknown, f"{first!r} is not one of {allowed}")
-    return codes, missing
+def _codes(plain: Any, levels: Sequence[str]) -> NDArray[np.int64]:
+    """Return the level of each text, -1 for none."""
+    index = pc.index_in(plain, value_set=pa.array(list(levels), pa.string()), skip_nulls=True)
+    codes: NDArray[np.int64] = index.fill_null(-1).to_numpy(False).astype(np.int64)
+    return codes
 
 
-def _boolean(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
-    lower = pc.utf8_lower(texts(array, markers))
-    codes, missing = _codes(lower, [*TRUTHS[0], *TRUTHS[1]], column, place)
-    values = np.where(missing, 0.0, np.where(codes < len(TRUTHS[0]), 0.5, -0.5))
-    return Encoded(values[:, None], missing, (values > 0).astype(float))
-
-
-def _category(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
-    plain = texts(array, markers)
-    codes, missing = _codes(plain, column.levels)
+def _category(column: Column, plain: Any, missing: Bools, place: Place) -> Encoded:
     if column.levels:
+        codes = _codes(plain, column.levels)
         codes[codes < 0] = len(column.levels)
     else:
         packed = plain.dictionary_encode()
         slot = np.array([text_slot(t, column.slots) for t in packed.dictionary.to_pylist()] + [0])
-        codes = slot[packed.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
+        codes = slot[packed.indices.fill_null(-1).to_numpy(False)]
     values = np.zeros((len(codes), column.slots or len(column.levels) + 1))
     rows = np.flatnonzero(~missing)
     values[rows, codes[rows]] = APART
@@ -403,29 +383,31 @@ def text_slot(text: str, slots: int) -> int:
     return int.from_bytes(digest, "little") % slots
 
 
-def _ordered(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
-    codes, missing = _codes(texts(array, markers), column.levels, column, place)
-    values = np.where(missing, 0.0, codes / (len(column.levels) - 1) - 0.5)
+def _ordered(column: Column, plain: Any, missing: Bools, place: Place) -> Encoded:
+    """Encode levels from -0.5 to 0.5: those of the column, or false and true."""
+    levels: Sequence[str] = column.levels
+    if column.kind == "boolean":
+        truths = dict.fromkeys(TRUE, "true") | dict.fromkeys(FALSE, "false")
+        plain, levels = _recoded(pc.utf8_lower(plain), truths), ("false", "true")
+    codes = _codes(plain, levels)
+    unknown = (codes < 0) & ~missing
+    if unknown.any():
+        first = plain[int(np.argmax(unknown))].as_py()
+        allowed = ", ".join(column.levels) or "true, false, yes, no, 1, 0"
+        raise place.error(column.name, unknown, f"{first!r} is not one of {allowed}")
+    values = np.where(missing, 0.0, codes / (len(levels) - 1) - 0.5)
     return Encoded(values[:, None], missing, codes.astype(float))
 
 
-def _date(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
-    stamps = _timestamps(column, array, place, markers)
-    missing = stamps.is_null().to_numpy(zero_copy_only=False)
+def _date(column: Column, stamps: Any) -> Encoded:
+    missing = stamps.is_null().to_numpy(False)
     if column.since is not None:
         start = np.datetime64(column.since, "s").astype(float)
-        days = (floats(stamps.cast(pa.int64())) - start) / 86400
-        return _scaled(days, column)
-    values = np.zeros((len(array), 2 * len(column.parts)))
-    order = np.zeros(len(array))
-    for i, part in enumerate(column.parts):
-        number = PART_OF[part](stamps).fill_null(0).to_numpy(zero_copy_only=False).astype(float)
-        angle = 2 * np.pi * number / PERIODS[part]
-        values[:, 2 * i] = np.where(missing, 0.0, np.cos(angle) / 2)
-        values[:, 2 * i + 1] = np.where(missing, 0.0, np.sin(angle) / 2)
-        if i == 0:
-            order = number
-    return Encoded(values, missing, order)
+        return _scaled((floats(stamps.cast(pa.int64())) - start) / 86400, column)
+    numbers = [PART_OF[p](stamps).fill_null(0).to_numpy(False).astype(float) for p in column.parts]
+    angles = 2 * np.pi * np.stack(numbers, axis=1) / [PERIODS[part] for part in column.parts]
+    circles = np.stack([np.cos(angles), np.sin(angles)], axis=2).reshape(len(missing), -1) / 2
+    return Encoded(np.where(missing[:, None], 0.0, circles), missing, numbers[0])
 
 
 def _timestamps(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Any:
@@ -444,14 +426,11 @@ def _timestamps(column: Column, array: Any, place: Place, markers: Sequence[str]
         ) from None
 
 
-def _text(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
-    plain = texts(array, markers)
-    missing = plain.is_null().to_numpy(zero_copy_only=False)
+def _text(column: Column, plain: Any, missing: Bools, place: Place) -> Encoded:
     words = _hasher(column.slots).transform(plain.fill_null("").to_pylist())
     values: Floats = words.toarray()
     order = np.abs(values).argmax(axis=1).astype(float)
-    values *= APART
-    return Encoded(values, missing, order)
+    return Encoded(values * APART, missing, order)
 
 
 @lru_cache(maxsize=16)
@@ -461,11 +440,9 @@ def _hasher(slots: int) -> Any:
     return HashingVectorizer(n_features=slots, norm="l2", alternate_sign=True)
 
 
-KINDS: dict[str, Callable[[Column, Any, Place, Sequence[str]], Encoded]] = {
-    "number": _number,
-    "boolean": _boolean,
+ENCODERS: dict[str, Callable[[Column, Any, Bools, Place], Encoded]] = {
+    "boolean": _ordered,
     "category": _category,
     "ordered": _ordered,
-    "date": _date,
     "text": _text,
 }

@@ -85,36 +85,24 @@ class Table:
 
     @cached_property
     def schema(self) -> Any:
-        """Columns and types that the file holds."""
+        """Columns and types: of the file, then of the folders that it lies in."""
         with reading(self.where, pa.ArrowException):
             schema = self._schema()
-            schema.names  # noqa: B018 - decodes them
-            return schema
-
-    @cached_property
-    def inside(self) -> frozenset[str]:
-        """The columns that the file itself holds."""
-        return frozenset(self.schema.names)
-
-    @cached_property
-    def names(self) -> list[str]:
-        """All columns."""
-        return [*self.schema.names, *(n for n in self._given if n not in self.inside)]
+            names = schema.names  # decodes them
+        self._given = {n: value for n, value in self._given.items() if n not in names}
+        for name in self._given:
+            schema = schema.append(pa.field(name, pa.string()))
+        return schema
 
     def kind(self, column: str) -> Kind:
         """Say what a column holds; DataError if there is none."""
-        if column not in self.inside and column not in self._given:
-            there = ", ".join(self.names[:20]) + (", ..." if len(self.names) > 20 else "")
+        names = self.schema.names
+        if column not in names:
+            there = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
             raise DataError(f"{self.where}: no column {column!r}; there are {there}")
-        if column not in self.inside:
-            return "text"
-        if len(self.schema.get_all_field_indices(column)) > 1:
+        if names.count(column) > 1:
             raise DataError(f"{self.where}: two columns are called {column!r}")
         return kind_of_type(self.schema.field(column).type)
-
-    def type_name(self, column: str) -> str:
-        """Name a column's type."""
-        return str(self.schema.field(column).type) if column in self.inside else "text"
 
     def batches(self, columns: tuple[str, ...], rows: int, forced: Forced | None = None) -> Any:
         """Yield record batches of the columns, at most `rows` rows each.
@@ -122,13 +110,13 @@ class Table:
         Where the first lines tell the type of a column, it may be forced: a number may have
         fractions later on, and a text is read as it is written.
         """
-        inside = [c for c in columns if c in self.inside]
+        inside = [c for c in columns if c in self.schema.names and c not in self._given]
         with reading(self.where, pa.ArrowException):
             for batch in self._stream(inside, rows, forced or {}):
                 batch.validate(full=True)  # offsets and indexes of a damaged file lead anywhere
                 for part in _within_memory(batch, rows):
                     arrays = [
-                        part.column(c) if c in self.inside else pa.repeat(self._given[c], len(part))
+                        pa.repeat(self._given[c], len(part)) if c in self._given else part.column(c)
                         for c in columns
                     ]
                     yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
@@ -338,17 +326,15 @@ class JsonTable(Table):
         ]
         for batch in self._open(pa.schema(fields)):
             for c in columns:
-                if forced.get(c) == "text" and pa.types.is_floating(batch.schema.field(c).type):
-                    self._refuse_long(c, batch[c])
+                if forced.get(c) != "text" or not pa.types.is_floating(batch.schema.field(c).type):
+                    continue
+                largest = pc.max(pc.abs(batch[c])).as_py() or 0.0
+                if largest >= MAX_WHOLE:
+                    raise DataError(
+                        f"{self.where}: column {c!r} holds {largest:.17g}, a number of too many "
+                        "digits; write it as a text, in quotes"
+                    )
             yield batch
-
-    def _refuse_long(self, column: str, numbers: Any) -> None:
-        largest = pc.max(pc.abs(numbers)).as_py() or 0.0
-        if largest >= MAX_WHOLE:
-            raise DataError(
-                f"{self.where}: column {column!r} holds {largest:.17g}, a number of too many "
-                "digits; write it as a text, in quotes"
-            )
 
     def _open(self, schema: Any) -> Any:
         arrow = pa.json
