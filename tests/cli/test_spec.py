@@ -109,7 +109,7 @@ def test_a_site_is_told_what_does_not_fit(folder, capsys):
     assert "patient_id, comment" in capsys.readouterr().out
     (folder / "bad.csv").write_text("age,sex\n" + "old,f\n" * 3 + "50,x\n")
     line = fails(capsys, "spec", "check", "bad.csv", "--spec", "s.toml")
-    assert "column 'visit' is missing" in line
+    assert "no column 'visit'; there are age, sex" in line
     assert "'old'" in line
     few = "age,sex,visit\n" + "20,X,2020-01-01\n" * 20 + "20,f,2020-01-01\n"
     (folder / "few.csv").write_text(few)

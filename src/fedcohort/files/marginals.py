@@ -342,7 +342,7 @@ def _log_moment(tilt: Floats, shares: Floats, contrast: Floats) -> Floats:
     of_weight = shares @ np.eye(len(weights))[inverse]  # (clients, weights)
     centered = weights - (of_weight @ weights)[:, None]
     powers = np.exp(np.minimum(tilt[:, :, None] * centered, 700))
-    return np.log((of_weight * powers).sum(axis=2))
+    return np.asarray(np.log((of_weight * powers).sum(axis=2)))
 
 
 def _laplace_parts(side: _Side) -> Floats:

@@ -123,18 +123,19 @@ def estimated_constants(
 
     def make() -> bytes:
         spans = list(estimate.bounds.values())
-        constants = private_constants(counts, spans, estimate.epsilon)
-        return json.dumps(dict(zip(estimate.bounds, constants, strict=True))).encode()
+        return json.dumps(private_constants(counts, spans, estimate.epsilon)).encode()
+
+    def by_column(content: bytes) -> dict[str, Constants]:
+        stored = zip(estimate.bounds, json.loads(content), strict=True)
+        return {name: Constants(*constants) for name, constants in stored}
 
     if ledger is None:
-        content = make()
-    else:
-        asked = json.dumps(["constants", *estimate, want.null_values]).encode()
-        request = hashlib.blake2b(asked + counts.tobytes(), digest_size=16).hexdigest()
-        content = ledger.charge_and_store([price], make, request=request)
-    yield {name: Constants(*stored) for name, stored in json.loads(content).items()}
-    if ledger is not None:
-        ledger.delivered(request)
+        yield by_column(make())
+        return
+    asked = json.dumps(["constants", *estimate, want.null_values]).encode()
+    request = hashlib.blake2b(asked + counts.tobytes(), digest_size=16).hexdigest()
+    yield by_column(ledger.charge_and_store([price], make, request=request))
+    ledger.delivered(request)
 
 
 def _cell_counts(path: Path, estimate: Estimate, want: Want) -> NDArray[np.int64]:
@@ -166,31 +167,29 @@ def propose_spec(
     table, constants = first_table(path, want), constants or {}
     if label in constants:
         raise ConfigError(f"--bounds {label}: this is the label, which has no center and scale")
+    if estimate is None and label and table.kind(label) not in ("whole", "number", "empty"):
+        raise ConfigError(f"--label {label}: labels are whole numbers from 0, not texts")
     source = NO_VALUES
     if estimate is not None:
         source = f"{NO_VALUES[:-1]}, except for this:\n# {estimate.claim()}"
     markers = [value for value in want.null_values if value not in NULL_VALUES]
-    parts = [HEAD.format(source=source, markers=json.dumps(markers, ensure_ascii=False))]
+    sections = {"": HEAD.format(source=source, markers=json.dumps(markers, ensure_ascii=False))}
     if label is not None:
-        if table.kind(label) not in ("whole", "number", "empty") and estimate is None:
-            raise ConfigError(f"--label {label}: labels are whole numbers from 0, not texts")
-        name = json.dumps(label)
-        parts.append(f"[label]\ncolumn = {name}\nclasses = 2  # TODO: how many at all sites\n")
-    left_open = [] if label is None else ["label"]
+        column = f"[label]\ncolumn = {json.dumps(label)}\n"
+        sections["label"] = f"{column}classes = 2  # TODO: how many at all sites\n"
     for name in (name for name in table.schema.names if name != label):
-        quoted = json.dumps(name, ensure_ascii=False)
+        head = f"[columns.{json.dumps(name, ensure_ascii=False)}]"
         if name in constants:
             center, scale = constants[name]
             stated = f"scale = {scale!r}"
             if scale is None:
                 stated = "# scale =    # TODO: half of the values lie too close to estimate it"
-            parts.append(f'[columns.{quoted}]\nkind = "number"\ncenter = {center!r}\n{stated}\n')
+            sections[name] = f'{head}\nkind = "number"\ncenter = {center!r}\n{stated}\n'
         elif estimate is not None:
-            parts.append(f"# [columns.{quoted}]   # TODO: its kind\n")
+            sections[name] = f"# {head}   # TODO: its kind\n"
         else:
-            parts.append(_section(table, name))
-        left_open += [name] if "TODO" in parts[-1] else []
-    return "\n".join(parts), left_open
+            sections[name] = _section(table, name, head)
+    return "\n".join(sections.values()), [n for n, text in sections.items() if n and "TODO" in text]
 
 
 def first_table(path: Path, want: Want) -> Table:
@@ -198,18 +197,15 @@ def first_table(path: Path, want: Want) -> Table:
     file = find_files(path)[0]
     if kind_of(file) not in FORMATS:
         raise ConfigError(f"{file}: a spec is for tables, not for {kind_of(file)} files")
-    table = open_table(file, path, want)
-    table.schema  # noqa: B018 - says what is wrong with the file
-    return table
+    return open_table(file, path, want)
 
 
-def _section(table: Table, name: str) -> str:
+def _section(table: Table, name: str, head: str) -> str:
     """Describe a column, by its type and by how many different values it has."""
-    quoted = json.dumps(name, ensure_ascii=False)
     role, formats = _role(table, name)
     if role in LEFT_OUT:
-        return f"# {quoted} {LEFT_OUT[role]}, so it is left out\n"
-    section = f"[columns.{quoted}]\n{SECTIONS[role]}"
+        return f"# {head[9:-1]} {LEFT_OUT[role]}, so it is left out\n"
+    section = f"{head}\n{SECTIONS[role]}"
     if formats:
         unsure = f"   # TODO: or {' or '.join(formats[1:])}" if formats[1:] else ""
         section += f'format = "{formats[0]}"{unsure}\n'
@@ -223,7 +219,7 @@ def _role(table: Table, name: str) -> tuple[str, list[str]]:
         return "identifier", []
     if kind in ("date", "other", "empty"):
         return kind, []
-    if kind == "whole" and pa.types.is_boolean(table.schema.field(name).type):
+    if pa.types.is_boolean(table.schema.field(name).type):
         return "boolean", []
     first = next(table.batches((name,), 1 << 14), None)
     values = pa.array([], pa.string()) if first is None else first[name]
@@ -236,9 +232,9 @@ def _role(table: Table, name: str) -> tuple[str, list[str]]:
         return "date" if formats else "category" if few else "text", formats
     if kind == "number":  # categories with missing values are often written 0.0, 1.0
         few = few and all(v != v or float(v).is_integer() for v in different.to_pylist())
-        return "category" if few else "number", []
-    role = "identifier" if len(different) == len(values) > FEW else "number"
-    return "category" if few else role, []
+    elif not few and len(different) == len(values):
+        return "identifier", []
+    return "category" if few else "number", []
 
 
 SECTIONS = {
@@ -281,23 +277,18 @@ def check_data(path: Path, want: Want, spec: SketchSpec) -> Fit:
 
     It is read column by column, so that one problem does not hide the next, then row by row.
     """
-    fit, names = Fit(), first_table(path, want).schema.names
+    fit, table = Fit(), first_table(path, want)
     columns = [c for c in want.columns if isinstance(c, Column)]
-    roles = {"label": want.label, "person": want.person}
-    at_site = {c.name: want.name_at_site(c.name) for c in columns}
-    at_site |= {wanted: want.name_at_site(wanted) for wanted in roles.values() if wanted}
-    fit.unused = [name for name in names if name not in at_site.values()]
+    roles = [name for name in (want.label, want.person) if name is not None]
+    used = {want.name_at_site(name) for name in (*(c.name for c in columns), *roles)}
+    fit.unused = [name for name in table.schema.names if name not in used]
     for column in columns:
-        name = at_site[column.name]
-        if name not in names:
-            fit.problems.append(f"column {name!r} is missing")
-            continue
         with _collecting(path, fit):
             one = replace(want, columns=(column,), label=None, person=None)
             _check_column(open_source(path, one), column, spec.limits.get(column.name), fit)
-    for role, wanted in roles.items():
-        if wanted is not None and at_site[wanted] not in names:
-            fit.problems.append(f"the {role} {at_site[wanted]!r} is missing")
+    for role in roles:
+        with _collecting(path, fit):
+            table.kind(want.name_at_site(role))
     if not fit.problems:
         with _collecting(path, fit):
             _check_rows(open_source(path, want), spec.label.classes, fit)

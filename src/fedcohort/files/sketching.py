@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -66,7 +67,7 @@ def sketch_parts(
     source: Source,
     empty: RaceSketch,
     done: Collection[str] = (),
-    max_clients: int | None = None,
+    max_clients: float = math.inf,
     on_rows: OnRows | None = None,
 ) -> dict[str, RaceSketch]:
     """Make one pass over the data; return a sketch per client.
@@ -78,7 +79,7 @@ def sketch_parts(
         bins = None if empty.marginals is None else bins_of(source.columns, block.parts)
         for client, rows in _groups(block):
             if client not in by_client:
-                if client in done or (max_clients is not None and len(by_client) >= max_clients):
+                if client in done or len(by_client) >= max_clients:
                     continue
                 if block.clients is not None:
                     check_id(client)
@@ -95,17 +96,14 @@ def sketch_parts(
     return by_client
 
 
-def _groups(block: Block) -> Iterator[tuple[str, Any]]:
-    """Yield each client of a block with the positions of its rows, first come first."""
+def _groups(block: Block) -> Iterable[tuple[str, Any]]:
+    """Return each client of a block with the positions of its rows, first come first."""
     if block.clients is None:
-        if len(block.x):
-            yield ALL_ROWS, slice(None)
-        return
+        return [(ALL_ROWS, slice(None))] if len(block.x) else []
     where: dict[str, list[int]] = {}
     for row, client in enumerate(block.clients.tolist()):
         where.setdefault(client, []).append(row)
-    for client, rows in where.items():
-        yield client, np.array(rows)
+    return where.items()
 
 
 def _take(items: Any, rows: Any) -> Any:
@@ -136,10 +134,9 @@ class FileNames:
         plain = safe == client != "" and not RESERVED.fullmatch(safe)
         if not plain or safe.lower() in self._taken:
             digest = hashlib.blake2b(client.encode("utf-8", "surrogatepass")).hexdigest()
-            safe = f"{safe or 'client'}-{digest[:8]}"
-            while safe.lower() in self._taken:
-                digest = digest[1:]
-                safe = f"{safe}{digest[0]}"
+            lengths = range(8, len(digest) + 1)
+            names = (f"{safe or 'client'}-{digest[:length]}" for length in lengths)
+            safe = next(name for name in names if name.lower() not in self._taken)
         self._taken.add(safe.lower())
         return f"{safe}.sketch"
 
@@ -169,17 +166,9 @@ def check_output(out: Path, inputs: Iterable[Path], force: bool) -> None:
 class Publisher:
     """Writes sketches, with noise and on a budget where those were asked for.
 
-    Everything that can be refused is refused here, before the data are read.
-
-    Parameters
-    ----------
-    out : Path
-        One file, or with `many` a folder of sketches. What is there is replaced only by `force`.
-    data : Path
-        The input, which is never replaced.
-    release : ReleaseOptions
-    ledger : BudgetLedger, optional
-        Pays once for the sketches of all clients of a table: each record is in one of them.
+    `out` is one file, or with `many` a folder of sketches. What is there is replaced only by
+    `force`, the input `data` never. The ledger pays once for the sketches of all clients of a
+    table: each record is in one of them. All that can be refused is refused before data are read.
     """
 
     def __init__(
@@ -213,14 +202,15 @@ class Publisher:
 
     def write(self, sketches: Iterable[tuple[str, RaceSketch]]) -> None:
         """Make sketches private if asked for, and save them, or the only one as a file."""
-        if self._many:
-            with self._paid(sketches) as contents:
+        if not self._many:
+            ((_, sketch),) = sketches
+            sketches = [(self.out.stem, sketch)]
+        with self._paid(sketches) as contents:
+            if self._many:
                 self._write_set(contents)
-            return
-        ((_, sketch),) = sketches
-        with self._paid([(self.out.stem, sketch)]) as contents:
-            for client, content in contents:
-                self._save(self.out, self.out, client, content)
+            else:
+                for client, content in contents:
+                    self._save(self.out, self.out, client, content)
 
     def _write_set(self, contents: Iterable[tuple[str, bytes]]) -> None:
         """Write the sketches of all clients and the index that says whose they are.
@@ -257,7 +247,7 @@ class Publisher:
     def _paid(
         self, sketches: Iterable[tuple[str, RaceSketch]]
     ) -> Iterator[Iterable[tuple[str, bytes]]]:
-        """Give the bytes that leave by client; when they are in place, the ledger forgets them."""
+        """Give the bytes that leave; when they are in place, the ledger forgets them."""
         release, ledger = self.release, self.ledger
         if ledger is None:
             noisy = ((c, s if release.epsilon is None else release.private(s)) for c, s in sketches)
@@ -286,8 +276,8 @@ def load_sketch(path: Path) -> RaceSketch:
         columns_of(sketch)
         return sketch
     except InvalidSketch as error:
-        message = str(error)
-        raise InvalidSketch(message if str(path) in message else f"{path}: {message}") from None
+        named = "" if str(path) in str(error) else f"{path}: "
+        raise InvalidSketch(f"{named}{error}") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -325,11 +315,10 @@ def sketch_files(paths: Sequence[Path]) -> list[Path]:
                 f"({lost[0]}, ...); make it again"
             )
         files += inside
-    seen: set[Path] = set()
+    times = Counter(path.resolve() for path in files)
     for path in files:
-        if (real := path.resolve()) in seen:
+        if times[path.resolve()] > 1:
             raise DataError(f"{path}: given twice")
-        seen.add(real)
     return files
 
 
@@ -347,11 +336,9 @@ def client_names(paths: Sequence[Path]) -> list[str]:
 def _index(folder: Path) -> dict[str, str]:
     try:
         names = json.loads((folder / INDEX).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return {k: v for k, v in names.items() if isinstance(v, str) and v}
+    except (OSError, ValueError, RecursionError, AttributeError):
         return {}  # no index, or somebody else's file of that name
-    if not isinstance(names, dict):
-        return {}
-    return {k: v for k, v in names.items() if isinstance(v, str) and v}
 
 
 def concentration(counts: Any, n: float) -> float:
@@ -363,9 +350,9 @@ def sketch_warnings(sketch: RaceSketch) -> list[str]:
     """Say why an exact sketch cannot tell anything apart, and whether its records are copies."""
     messages = []
     if sketch.n >= 10 and concentration(sketch.counts, sketch.n) > ONE_BUCKET:
-        remedy = "set center=... or hash=pstable: srp compares directions from 0"
-        if sketch.family.name != "srp":
-            remedy = "choose a smaller width, or scale the columns"
+        remedy = "choose a smaller width, or scale the columns"
+        if sketch.family.name == "srp":
+            remedy = "set center=... or hash=pstable: srp compares directions from 0"
         messages.append(
             f"most records fall into one bucket, so that every distance will be about 0: {remedy}"
         )
@@ -386,8 +373,7 @@ def same_data(sketches: Sequence[RaceSketch], names: Sequence[str]) -> list[str]
                 f"Every record of {name} seems to be there {times} times: all counts are "
                 f"multiples of {times}. Remove the copies."
             )
-    for twins in equal.values():
-        if len(twins) > 1:
-            listed = ", ".join(twins[:8]) + (", ..." if len(twins) > 8 else "")
-            messages.append(f"The sketches of {listed} are equal: the same data twice?")
+    for twins in (names for names in equal.values() if len(names) > 1):
+        listed = ", ".join(twins[:8]) + (", ..." if len(twins) > 8 else "")
+        messages.append(f"The sketches of {listed} are equal: the same data twice?")
     return messages
