@@ -15,7 +15,7 @@ from openpyxl import Workbook
 
 from fedcohort.exceptions import DataError
 from fedcohort.files.sketching import sketch_clients
-from fedcohort.files.source import Want, open_source
+from fedcohort.files.source import open_source
 from fedcohort.files.spec import load_spec
 from fedcohort.flower.client.data import Examples
 from fedcohort.flower.client.privacy import sketch as sketch_of_client
@@ -106,7 +106,7 @@ def test_a_record_of_a_table_moves_no_other(ending, tmp_path):
 
     def made(records):
         write(tmp_path / f"t.{ending}", records)
-        source = open_source(tmp_path / f"t.{ending}", spec.want(Want()))
+        source = open_source(tmp_path / f"t.{ending}", spec.want())
         return next(sketch_clients(source, spec.empty_sketch(source)))[1]
 
     before, compared = made(rows), 0

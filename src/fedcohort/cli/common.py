@@ -61,14 +61,16 @@ def import_all(files: Sequence[Path] | None) -> list[str]:
     return [str(file.resolve()) for file in files or ()]
 
 
-def pairs(option: str, texts: Sequence[str] | None) -> dict[str, str]:
-    """Read ``KEY=VALUE``, as often as the option was given."""
+def parsed_pairs(option: str, texts: Sequence[str] | None) -> dict[str, Any]:
+    """Read ``KEY=VALUE``, as often as the option was given; values may be numbers or lists."""
+    from fedcohort.options import parse_value
+
     given = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{option} {text!r} must be written as key=value")
-        given[key.strip()] = value.strip()
+        given[key.strip()] = parse_value(value.strip())
     return given
 
 

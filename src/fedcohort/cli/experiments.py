@@ -17,7 +17,7 @@ from fedcohort.cli.common import (
     RayOption,
     import_all,
     on_cluster,
-    pairs,
+    parsed_pairs,
     say,
     show_json,
     show_rows,
@@ -57,12 +57,10 @@ ResumeOption = Annotated[
 
 def overrides(given: Mapping[str, Any], texts: Sequence[str] | None) -> dict[str, Any]:
     """Return dotted keys and values: the options that were given, then those of ``--set``."""
-    from fedcohort.options import parse_value
-
     values = {key: value for key, value in given.items() if value is not None}
     if "seeds" in values:
         values["seeds"] = list(range(values["seeds"]))
-    return values | {key: parse_value(value) for key, value in pairs("--set", texts).items()}
+    return values | parsed_pairs("--set", texts)
 
 
 @contextmanager

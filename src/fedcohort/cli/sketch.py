@@ -15,7 +15,7 @@ from fedcohort.cli.common import (
     FormatOption,
     RayOption,
     on_cluster,
-    pairs,
+    parsed_pairs,
     plain,
     show_facts,
     show_json,
@@ -131,8 +131,8 @@ def command(
     """
     from fedcohort.analysis.verdict import few
     from fedcohort.files.sketching import Publisher, sketch_clients
-    from fedcohort.files.source import Want, kind_of, local_copy, open_source
-    from fedcohort.files.spec import load_spec, spec_from_settings
+    from fedcohort.files.source import kind_of, local_copy, open_source
+    from fedcohort.files.spec import LabelOptions, load_spec, spec_from_settings
 
     if spec is not None:
         options: dict[str, Any] = {"--set": settings, "--columns": columns, "--text": text}
@@ -145,17 +145,19 @@ def command(
         if site is not None:
             raise ConfigError(f"--site {site}: needs --spec, whose columns it maps")
         texts = text is not None or kind_of(Path(data)) == "text"
-        content: dict[str, dict[str, Any]] = {
-            "sketch": {"hash": "minhash"} if texts else {},
-            "privacy": {"epsilon": epsilon},
-            "label": {"column": label, "classes": classes},
-            "missing": {"null_values": split(null_values)},
-        }
-        recipe = spec_from_settings(pairs("--set", settings), content, split(columns), text)
+        given: dict[str, Any] = {"hash": "minhash"} if texts else {}
+        given |= {"epsilon": epsilon, **parsed_pairs("--set", settings)}
+        recipe = spec_from_settings(
+            given,
+            label=LabelOptions(label, classes),
+            columns=split(columns),
+            text=text,
+            null_values=split(null_values),
+        )
     ledger = open_ledger(budget, budget_epsilon, budget_delta)
     many = by is not None
     publisher = Publisher(out, Path(data), recipe.release, ledger, many=many, force=force)
-    want = recipe.want(Want(by=by, nulls=nulls, csv=csv_options(csv), table=table), site)
+    want = recipe.want(site, by=by, nulls=nulls, csv=csv_options(csv), table=table)
     path = local_copy(data)
     source = open_source(path, want)
     empty = recipe.empty_sketch(source)
@@ -188,10 +190,9 @@ def command(
 def csv_options(texts: Sequence[str] | None) -> CsvOptions:
     """Read how CSV files are written from ``--csv key=value``."""
     from fedcohort.files.source import CsvOptions
-    from fedcohort.options import checked_options, parse_value
+    from fedcohort.options import checked_options
 
-    given = {key: parse_value(value) for key, value in pairs("--csv", texts).items()}
-    return CsvOptions(**checked_options("--csv", CsvOptions, given))
+    return CsvOptions(**checked_options("--csv", CsvOptions, parsed_pairs("--csv", texts)))
 
 
 def split(names: str | None) -> tuple[str, ...]:

@@ -115,11 +115,11 @@ def check(
     Example: `fedcohort spec check data.csv --spec heart.toml --site ours.toml`
     """
     from fedcohort.files.propose import check_data
-    from fedcohort.files.source import Want, local_copy
+    from fedcohort.files.source import local_copy
     from fedcohort.files.spec import load_spec
 
     recipe = load_spec(spec)
-    want = recipe.want(Want(csv=csv_options(csv), table=table), site)
+    want = recipe.want(site, csv=csv_options(csv), table=table)
     fit = check_data(local_copy(data), want, recipe)
     if format is Format.json:
         show_json(fit)

@@ -165,15 +165,12 @@ class Reading:
     def clear(self) -> None:
         """Begin a further pass: counts start again."""
         self.rows = self.kept = self.repeated = 0
-        self.missing.clear()
-        self.others.clear()
+        self.missing, self.others = Counter(), Counter()
 
     def add(self, later: Reading) -> None:
         """Add what another pass, over later files of the same data, has read."""
-        self.rows += later.rows
-        self.kept += later.kept
-        self.missing += later.missing
-        self.others += later.others
+        self.rows, self.kept = self.rows + later.rows, self.kept + later.kept
+        self.missing, self.others = self.missing + later.missing, self.others + later.others
         # Only the first block of a column tells whether it looks like an identifier.
         self.identifiers += [c for c in later.identifiers if c not in self.ranges]
         self.label, self.numbers = later.label, self.numbers | later.numbers
@@ -226,33 +223,22 @@ class Reading:
         narrow = ", ".join(c for c, width in numbers.items() if width < NARROW)
         widest = max(numbers, key=lambda c: numbers[c], default="")
         drowned = ", ".join(c for c in numbers if numbers[c] < numbers[widest] / DROWNING)
-        messages = []
-        if self.rows and self.kept + self.repeated < self.rows / 2:
-            messages.append(
-                f"only {self.kept:,} of {self.rows:,} rows are used, because others have missing "
-                f"values: leave out the columns that miss most ({_counted(self.missing, 3)}), or "
-                "use a spec, which marks missing values instead"
-            )
-        if constant:
-            messages.append(f"constant in all rows, so they tell nothing: {constant}")
-        if narrow:
-            messages.append(
-                f"vary by less than {NARROW:g} scales, so what differs there hardly counts and is "
-                f"not explained: {narrow}; state a smaller scale"
-            )
-        if drowned:
-            messages.append(
-                f"{widest} varies more than {DROWNING} times as much, so these columns hardly "
-                f"count beside it: {drowned}; state a center and a scale of each in a spec"
-            )
-        if names := ", ".join(self.identifiers):
-            messages.append(f"look like identifiers and should not be hashed: {names}")
-        if self.label is not None and self.ranges[self.label][0] > 0:
-            messages.append(
-                f"no row has label 0, the lowest {self.label!r} is {self.ranges[self.label][0]:g}: "
-                "labels count from 0, so if yours count from 1, class 0 stays empty"
-            )
-        return messages
+        identifiers, few = ", ".join(self.identifiers), self.kept + self.repeated < self.rows / 2
+        lowest = 0 if self.label is None else self.ranges[self.label][0]
+        messages = {
+            f"only {self.kept:,} of {self.rows:,} rows are used, because others have missing "
+            f"values: leave out the columns that miss most ({_counted(self.missing, 3)}), or "
+            "use a spec, which marks missing values instead": few,
+            f"constant in all rows, so they tell nothing: {constant}": constant,
+            f"vary by less than {NARROW:g} scales, so what differs there hardly counts and is "
+            f"not explained: {narrow}; state a smaller scale": narrow,
+            f"{widest} varies more than {DROWNING} times as much, so these columns hardly "
+            f"count beside it: {drowned}; state a center and a scale of each in a spec": drowned,
+            f"look like identifiers and should not be hashed: {identifiers}": identifiers,
+            f"no row has label 0, the lowest {self.label!r} is {lowest:g}: "
+            "labels count from 0, so if yours count from 1, class 0 stays empty": lowest > 0,
+        }
+        return [message for message, holds in messages.items() if holds]
 
 
 def _identifies(column: Column, values: NDArray[np.float64]) -> bool:

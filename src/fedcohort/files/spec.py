@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -30,14 +30,13 @@ from typing import Any, Literal, TypeVar
 from fedcohort.exceptions import ConfigError
 from fedcohort.files.columns import Column, SiteColumn
 from fedcohort.files.source import NULL_VALUES, Source, Want
-from fedcohort.options import Count, Positive, checked_options, parse_value, unknown
+from fedcohort.options import Count, Positive, checked_options, unknown
 from fedcohort.privacy.noise import Neighbors
 from fedcohort.privacy.release import Release, Size, noise_for, sketch_size
 from fedcohort.sketch.race import ColumnCounts, RaceSketch
 from fedcohort.sketch.transforms import Tokenizer, Transform
 from fedcohort.storage import read_toml
 
-SECTIONS = ("sketch", "privacy", "missing", "label", "person", "columns")
 T = TypeVar("T")
 
 
@@ -166,19 +165,14 @@ class SketchSpec:
         text = json.dumps(asdict(replace(self, limits={})), sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
-    def want(self, read: Want, site: Path | None = None) -> Want:
+    def want(self, site: Path | None = None, **how: Any) -> Want:
         """Return what to read of a site's data.
 
-        `read` says how its files are read, the TOML file `site` how the site writes its columns.
+        The TOML file `site` says how the site writes its columns; `how` are further fields of
+        `Want`: clients, missing values, tables.
         """
-        want = replace(
-            read,
-            columns=self.columns,
-            text=self.text,
-            label=self.label.column,
-            null_values=(*NULL_VALUES, *self.null_values),
-            person=self.person,
-        )
+        markers, label = (*NULL_VALUES, *self.null_values), self.label.column
+        want = Want(self.columns, self.text, label, person=self.person, null_values=markers, **how)
         return want if site is None else _want_at_site(site, want)
 
     def empty_sketch(self, source: Source) -> RaceSketch:
@@ -235,33 +229,38 @@ class SketchSpec:
         )
 
 
-def spec_from_settings(
-    settings: Mapping[str, str],
-    content: Mapping[str, Mapping[str, Any]],
-    columns: Sequence[str] = (),
-    text: str | None = None,
-) -> SketchSpec:
-    """Make a spec of ``--set key=value`` and of the options that a command has, by section.
+def spec_from_settings(settings: Mapping[str, Any], **more: Any) -> SketchSpec:
+    """Make a spec of keys of [sketch] and [privacy], and of `more` fields of `SketchSpec`.
 
     Examples
     --------
-    >>> spec_from_settings({"rows": "50", "delta": "1e-6"}, {"privacy": {"epsilon": 1.0}}).hash.rows
+    >>> spec_from_settings({"rows": 50, "epsilon": 1.0}, columns=("age",)).hash.rows
     50
     """
-    section_of = {f.name: "sketch" for f in fields(HashOptions)}
-    section_of |= {f.name: "privacy" for f in fields(ReleaseOptions)}
-    given = {section: dict(content.get(section, {})) for section in SECTIONS}
-    for key, value in settings.items():
-        if key not in section_of:
-            raise unknown("key", key, section_of, "of --set")
-        given[section_of[key]][key] = parse_value(value)
-    return spec_from(given, tuple(columns), text)
+    kinds = {f.name: kind for kind in (HashOptions, ReleaseOptions) for f in fields(kind)}
+    for key in settings:
+        if key not in kinds:
+            raise unknown("key", key, kinds, "of --set")
+    size = {key: value for key, value in settings.items() if kinds[key] is HashOptions}
+    release = {key: value for key, value in settings.items() if key not in size}
+    options = _checked("--set", HashOptions, size), _checked("--set", ReleaseOptions, release)
+    return SketchSpec(hash=options[0], release=options[1], **more)
 
 
 def load_spec(path: Path) -> SketchSpec:
     """Read a spec from a TOML file; ConfigError names the key that is wrong."""
     with _named(path) as content:
-        return spec_from(content)
+        for section in content:
+            if section not in (*SECTIONS, "columns"):
+                raise unknown("section", section, (*SECTIONS, "columns"))
+        if not isinstance(content.get("columns"), Mapping) or not content["columns"]:
+            raise ConfigError("a spec needs a section [columns.NAME] per column that is hashed")
+        columns, limits = _columns(content["columns"])
+        parts = {
+            part: _checked(f"[{section}]", maker, content.get(section, {}))
+            for section, (part, maker) in SECTIONS.items()
+        }
+        return SketchSpec(columns=columns, limits=limits, **parts)
 
 
 def _want_at_site(path: Path, want: Want) -> Want:
@@ -291,32 +290,6 @@ def _named(path: Path) -> Iterator[dict[str, Any]]:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def spec_from(
-    content: Mapping[str, Any],
-    columns: tuple[str | Column, ...] | None = None,
-    text: str | None = None,
-) -> SketchSpec:
-    """Make a spec of the sections of a TOML file, where `columns` are not given by name."""
-    for section in content:
-        if section not in SECTIONS:
-            raise unknown("section", section, SECTIONS)
-    limits = dict[str, Limits]()
-    if columns is None:
-        if not isinstance(content.get("columns"), Mapping) or not content["columns"]:
-            raise ConfigError("a spec needs a section [columns.NAME] per column that is hashed")
-        columns, limits = _columns(content["columns"])
-    return SketchSpec(
-        _checked("[sketch]", HashOptions, content.get("sketch", {})),
-        _checked("[label]", LabelOptions, content.get("label", {})),
-        _checked("[privacy]", ReleaseOptions, content.get("privacy", {})),
-        columns,
-        text,
-        _checked("[missing]", _markers, content.get("missing", {})),
-        _checked("[person]", _person, content.get("person", {})),
-        limits,
-    )
-
-
 def _checked(owner: str, maker: Callable[..., T], options: Any) -> T:
     if not isinstance(options, Mapping):
         raise ConfigError(f"{owner} must be a section")
@@ -329,6 +302,16 @@ def _markers(null_values: tuple[Any, ...] = ()) -> tuple[str, ...]:
 
 def _person(column: str | None = None) -> str | None:
     return column
+
+
+#: The field of a spec that each section of the file makes.
+SECTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "sketch": ("hash", HashOptions),
+    "privacy": ("release", ReleaseOptions),
+    "missing": ("null_values", _markers),
+    "label": ("label", LabelOptions),
+    "person": ("person", _person),
+}
 
 
 def _columns(content: Mapping[str, Any]) -> tuple[tuple[Column, ...], dict[str, Limits]]:
