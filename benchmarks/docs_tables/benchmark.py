@@ -7,6 +7,7 @@ import sys
 import numpy as np
 from docs_tables.results import (
     ROOT,
+    cost_to,
     difference,
     missing,
     paired_interval,
@@ -14,31 +15,13 @@ from docs_tables.results import (
     points_above,
     ratio,
     result,
-    rounds_below,
     rounds_cell,
     rounds_to,
+    settings_of,
     spread,
     table,
+    values_of,
 )
-
-
-def at_equal_bytes(part, base):
-    """Accuracy of each seed when it has sent as much as uniform did in all its rounds."""
-    budget = min(row["megabytes"][-1] for row in base["seeds"]) + 1e-9
-    values = []
-    for row in part["seeds"]:
-        points = zip(row["curve"], row["megabytes"], strict=True)
-        known = [a for a, sent in points if a is not None and sent <= budget]
-        values.append(100 * np.mean(known[-2:]) if known else np.nan)
-    return np.array(values)
-
-
-def megabytes_to(part, target):
-    """Megabytes up and down until the target, over the seeds that got there."""
-    at = part["targets"].index(target)
-    sent = [row["bytes_to"][at] / 1e6 for row in part["seeds"] if row["bytes_to"][at] is not None]
-    return f"{np.mean(sent):,.0f}" if sent else "-"
-
 
 MARKS = {"faster": " ▲", "slower": " ▼"}
 
@@ -49,11 +32,11 @@ EARLIER = (
 )
 
 
-def label(name, part=None):
+def label(name, part):
     """A variant's name in a table."""
-    if part is not None and is_uniform_again(name, part):
+    if is_uniform_again(name, part):
         return "uniform cohorts drawn again"
-    return f"{name} †" if part is not None and is_earlier(name, part) else name
+    return f"{name} †" if is_earlier(name, part) else name
 
 
 def is_earlier(name, part):
@@ -73,6 +56,12 @@ def is_uniform_again(name, part):
     return d == str(experiment["cohort_size"]) and experiment["data"]["partition"] == "shards"
 
 
+def case_of(file, case):
+    """What a column or row is about, its parts by variant and the target: SETTING=TARGET."""
+    setting, _, target = case.rpartition("=")
+    return f"{setting}, {float(target):.0%}", parts(file, setting), float(target)
+
+
 def marked_ratio(part, base, target, comparisons):
     """How many times fewer rounds, a mark if that is not level, and the interval below."""
     times, word = ratio(part, base, target, comparisons)
@@ -83,43 +72,76 @@ def marked_ratio(part, base, target, comparisons):
 
 def selection_rows(file):
     """All variants of all settings and targets, for a CSV file."""
-    held = result(file)
-    for setting in dict.fromkeys(p["setting"] for p in held["parts"]):
-        by_name = parts(file, setting)
-        base = by_name["uniform"]
-        gains = len(by_name) - 1
+    for setting, by_name in settings_of(file).items():
+        base, gains = by_name["uniform"], len(by_name) - 1
         for target in base["targets"] or [None]:
             for name, part in by_name.items():
-                yield _selection_row(setting, target, name, part, base, gains)
+                about = {"setting": setting, "policy": label(name, part)}
+                about |= {"seeds": len(part["seeds"]), "target": target}
+                rounds = {} if target is None else rounds_columns(part, base, target, gains)
+                yield about | rounds | accuracy_columns(part, base, gains)
 
 
-def _selection_row(setting, target, name, part, base, gains):
-    rows, is_base = part["seeds"], part is base
-    row = {"setting": setting, "policy": label(name, part), "seeds": len(rows), "target": target}
-    if target is not None:
-        first = rounds_to(part, target)
-        row |= {"rounds to target": mean(first), "deviation": deviation(first)}
-        row |= {"seeds that missed it": missing(part, target)}
-        row |= {"rounds below target": mean(rounds_below(part, target))}
-        text, word = ("", "") if is_base else ratio(part, base, target, gains)
-        row |= {"times fewer rounds": text, "rounds": word}
-        row |= {"MB to target": megabytes_to(part, target)}
-    accuracy = [100 * r["accuracy"] for r in rows]
-    gain = ("", "") if is_base else difference(points_above(part, base), gains)
-    row |= {"accuracy %": mean(accuracy), "deviation of accuracy": deviation(accuracy)}
-    row |= {"points above uniform": gain[0], "accuracy": gain[1]}
-    row |= {"mean accuracy over rounds %": mean([100 * area(r) for r in rows])}
-    row |= {"accuracy at equal bytes %": mean(at_equal_bytes(part, base))}
-    row |= {"worst tenth %": mean([100 * r["worst_tenth_accuracy"] for r in rows])}
-    row |= {"GEMD": mean([r["gemd"] for r in rows], 3)}
-    row |= {"entropy": mean([r["participation_entropy"] for r in rows], 3)}
-    select = [1e3 * r["select_seconds"] for r in rows if "select_seconds" in r]  # older results
-    return row | {"ms to select": mean(select, 2) if select else ""}
+def rounds_columns(part, base, target, gains):
+    first = rounds_to(part, target)
+    fewer, word = ("", "") if part is base else ratio(part, base, target, gains)
+    return {
+        "rounds to target": mean(first),
+        "deviation": deviation(first),
+        "seeds that missed it": missing(part, target),
+        "rounds below target": mean(rounds_below(part, target)),
+        "times fewer rounds": fewer,
+        "rounds": word,
+        "MB to target": megabytes_to(part, target),
+    }
 
 
-def area(row):
-    """Mean accuracy over the rounds of a curve: what it has of the area under 100 %."""
-    return float(np.nanmean(np.array(row["curve"], float)))
+def accuracy_columns(part, base, gains):
+    accuracy = 100 * values_of(part, "accuracy")
+    points, word = ("", "") if part is base else difference(points_above(part, base), gains)
+    over_rounds = np.nanmean(values_of(part, "curve").astype(float), axis=1)
+    select = [1e3 * r["select_seconds"] for r in part["seeds"] if "select_seconds" in r]
+    return {
+        "accuracy %": mean(accuracy),
+        "deviation of accuracy": deviation(accuracy),
+        "points above uniform": points,
+        "accuracy": word,
+        "mean accuracy over rounds %": mean(100 * over_rounds),
+        "accuracy at equal bytes %": mean(at_equal_bytes(part, base)),
+        "worst tenth %": mean(100 * values_of(part, "worst_tenth_accuracy")),
+        "GEMD": mean(values_of(part, "gemd"), 3),
+        "entropy": mean(values_of(part, "participation_entropy"), 3),
+        "ms to select": mean(select, 2) if select else "",  # older results have none
+    }
+
+
+def rounds_below(part, target):
+    """Rounds per seed in which the accuracy is below the target, of the rounds in the curve.
+
+    Unlike the first round that reaches the target, it does not depend on one lucky evaluation, and
+    a seed that never gets there counts with all its rounds.
+    """
+    curves = values_of(part, "curve").astype(float)
+    evaluated = np.isfinite(curves).all(axis=0)
+    share = (curves[:, evaluated] < target).mean(axis=1)
+    return share * part["experiment"]["rounds"]
+
+
+def at_equal_bytes(part, base):
+    """Accuracy of each seed when it has sent as much as uniform did in all its rounds."""
+    budget = min(row["megabytes"][-1] for row in base["seeds"]) + 1e-9
+    values = []
+    for row in part["seeds"]:
+        points = zip(row["curve"], row["megabytes"], strict=True)
+        known = [a for a, sent in points if a is not None and sent <= budget]
+        values.append(100 * np.mean(known[-2:]) if known else np.nan)
+    return np.array(values)
+
+
+def megabytes_to(part, target):
+    """Megabytes up and down until the target, over the seeds that got there."""
+    sent = cost_to(part, target, "bytes_to")
+    return "-" if np.isnan(sent).all() else f"{np.nanmean(sent / 1e6):,.0f}"
 
 
 def mean(values, digits=1):
@@ -135,16 +157,12 @@ def ranking(file, *cases):
 
     The intervals of a column hold together. A cell has two lines, so that several fit on a page.
     """
-    columns = {}
-    for case in cases:
-        setting, _, target = case.rpartition("=")
-        by_name = parts(file, setting)
-        columns[f"{setting}, {float(target):.0%}"] = by_name, float(target)
-    names = set.intersection(*(set(by_name) for by_name, _ in columns.values())) - {"uniform"}
+    columns = [case_of(file, case) for case in cases]
+    names = set.intersection(*(set(by_name) for _, by_name, _ in columns)) - {"uniform"}
     lines = []
     for name in sorted(names):
         logs, cells = [], []
-        for by_name, target in columns.values():
+        for _, by_name, target in columns:
             part, base = by_name[name], by_name["uniform"]
             if is_uniform_again(name, part):
                 cells.append("(uniform)")
@@ -152,33 +170,31 @@ def ranking(file, *cases):
             logs.append(np.log(rounds_to(base, target) / rounds_to(part, target)).mean())
             note = " †" if is_earlier(name, part) else ""
             cells.append(marked_ratio(part, base, target, len(names)) + note)
-        lines.append((np.mean(logs), [label(name), f"{np.exp(np.mean(logs)):.2f}x", *cells]))
+        lines.append((np.mean(logs), [name, f"{np.exp(np.mean(logs)):.2f}x", *cells]))
     lines.sort(key=lambda line: -line[0])
-    header = ["policy", "geometric mean", *columns]
+    header = ["policy", "geometric mean", *(words for words, _, _ in columns)]
     return table(header, [cells for _, cells in lines])
 
 
 def only_there(file, case):
     """Policies that were run in this setting and in no other, against uniform: SETTING=TARGET."""
-    setting, _, target = case.rpartition("=")
-    by_name, lines = parts(file, setting), []
-    elsewhere = {p["variant"] for p in result(file)["parts"] if p["setting"] != setting}
-    base = by_name["uniform"]
-    names = [name for name in by_name if name not in elsewhere]
+    _, by_name, target = case_of(file, case)
+    others = [held for held in settings_of(file).values() if held is not by_name]
+    names = [name for name in by_name if not any(name in held for held in others)]
+    base, lines = by_name["uniform"], []
     for name in names:
         part = by_name[name]
-        fewer = ratio(part, base, float(target), len(names))
         points = difference(points_above(part, base), len(names))
-        lines.append([name, rounds_cell(part, float(target)), *fewer, *points])
-    header = ["policy", f"rounds to {float(target):.0%}", "fewer rounds", "verdict"]
+        fewer = ratio(part, base, target, len(names))
+        lines.append([name, rounds_cell(part, target), *fewer, *points])
+    header = ["policy", f"rounds to {target:.0%}", "fewer rounds", "verdict"]
     return table([*header, "points of accuracy", "verdict"], lines)
 
 
 def chance(file):
     """How often chance earned a mark: uniform cohorts drawn again, beside uniform cohorts."""
     lines = []
-    for setting in dict.fromkeys(p["setting"] for p in result(file)["parts"]):
-        by_name = parts(file, setting)
+    for setting, by_name in settings_of(file).items():
         base, count = by_name["uniform"], len(by_name) - 1
         for part in (part for name, part in by_name.items() if is_uniform_again(name, part)):
             points = difference(points_above(part, base), count)
@@ -194,7 +210,7 @@ def accuracy_ranking(file, setting):
     by_name = parts(file, setting)
     lines, others = [], 0
     for name, part in by_name.items():
-        accuracy = [100 * row["accuracy"] for row in part["seeds"]]
+        accuracy = 100 * values_of(part, "accuracy")
         cells = difference(points_above(part, by_name["uniform"]), len(by_name) - 1)
         if name == "uniform" or cells[1] in ("better", "worse"):
             cells = ["", "baseline"] if name == "uniform" else cells
@@ -210,26 +226,23 @@ def accuracy_ranking(file, setting):
 def headline(file, *cases):
     """Uniform against SketchMatch at epsilon 1: SETTING=TARGET for each row."""
     lines = []
-    for case in cases:
-        setting, _, target = case.rpartition("=")
-        found, goal = parts(file, setting), float(target)
-        base, ours = found["uniform"], found["sketch-match, epsilon 1"]
-        times, word = ratio(ours, base, goal)
-        cells = [rounds_cell(part, goal) for part in (base, ours)]
-        lines.append([f"{setting}, {goal:.0%}", *cells, times, word])
+    for words, by_name, target in (case_of(file, case) for case in cases):
+        pair = by_name["uniform"], by_name[PRIVATE]
+        rounds = [rounds_cell(part, target) for part in pair]
+        lines.append([words, *rounds, *ratio(*reversed(pair), target)])
     header = ["setting, target", "uniform", "sketch-match", "fewer rounds", "verdict"]
     return table(header, lines)
 
 
 def claim(file, case):
     """Say in a sentence how SketchMatch at epsilon 1 compares with uniform: SETTING=TARGET."""
-    setting, _, target = case.rpartition("=")
-    found, goal = parts(file, setting), float(target)
-    base, ours = found["uniform"], found["sketch-match, epsilon 1"]
-    before, after = (rounds_to(part, goal).mean() for part in (base, ours))
-    times, interval = ratio(ours, base, goal)[0].removesuffix(")").split("x (")
+    words, by_name, target = case_of(file, case)
+    base, ours = by_name["uniform"], by_name[PRIVATE]
+    before, after = (rounds_to(part, target).mean() for part in (base, ours))
+    times, interval = ratio(ours, base, target)[0].removesuffix(")").split("x (")
     return (
-        f"On {setting} per client, random cohorts need {before:.0f} rounds to {goal:.0%} accuracy. "
+        f"On {words.rpartition(', ')[0]} per client, random cohorts need {before:.0f} rounds to "
+        f"{target:.0%} accuracy. "
         "Cohorts matched by one small private sketch per client (epsilon 1) need "
         f"{after:.0f}: {times} times fewer (95 % interval {interval}; "
         f"{len(ours['seeds'])} held-out seeds).\n"
@@ -238,23 +251,21 @@ def claim(file, case):
 
 def cases(file, *names):
     """Cases of benchmarks/selection_cases.py: every variant against uniform, paired by seed."""
-    found = result(file)
-    rows = [r for r in found["result"] if not names or r["case"] in names]
+    rows = [r for r in result(file)["result"] if not names or r["case"] in names]
     uniform = {r["case"]: r for r in rows if r["variant"] == "uniform"}
     lines, case = [], ""
     for row in rows:
-        seeds, gain = row["seeds"], points_above(row, uniform[row["case"]])
-        by = [s["all_used_by"] for s in seeds]
+        gain, by = points_above(row, uniform[row["case"]]), values_of(row, "all_used_by")
         first, case = "" if row["case"] == case else f"{row['case']}: {row['about']}", row["case"]
         lines.append(
             [
                 first,
                 row["variant"],
-                spread([100 * s["accuracy"] for s in seeds]),
+                spread(100 * values_of(row, "accuracy")),
                 "" if row["variant"] == "uniform" else difference(gain)[0],
-                f"{np.mean([s['gemd'] for s in seeds]):.2f}",
-                f"{np.mean([s['participation_entropy'] for s in seeds]):.2f}",
-                f"{np.mean([s['never_picked'] for s in seeds]):.1f}",
+                f"{np.mean(values_of(row, 'gemd')):.2f}",
+                f"{np.mean(values_of(row, 'participation_entropy')):.2f}",
+                f"{np.mean(values_of(row, 'never_picked')):.1f}",
                 "-" if None in by else f"{np.mean(by):.0f}",
             ]
         )
@@ -265,56 +276,48 @@ def cases(file, *names):
 
 def figure(file, setting, name, target="0"):
     """Mean accuracy by round of the policies that matter; drawn when pages are written."""
-    found = parts(file, setting)
     if "--check" not in sys.argv:
-        draw(found, setting, ROOT / "docs" / "images" / f"{name}.svg", float(target) or None)
+        draw(parts(file, setting), setting, ROOT / f"docs/images/{name}.svg", float(target) or None)
     return f"![{setting}: test accuracy by round](images/{name}.svg)\n"
 
 
-SHOWN = (
-    "sketch-match, epsilon 1",
-    "fedcor",
-    "label-match",
-    "power-of-choice, d=20",
-    "kdpp",
-    "oort",
-)
+PRIVATE = "sketch-match, epsilon 1"
+SHOWN = (PRIVATE, "fedcor", "label-match", "power-of-choice, d=20", "kdpp", "oort")
 
 
-def draw(found, setting, path, target):
+def draw(by_name, setting, path, target):
     from fedcohort.report import figures
     from fedcohort.report.content import Roles
 
     rows = []
-    for name, part in found.items():
-        curves = np.array([row["curve"] for row in part["seeds"]], float)
+    for name, part in by_name.items():
+        curves = values_of(part, "curve").astype(float)
         last, step = part["experiment"]["rounds"], 5
         numbers = range(last - step * (curves.shape[1] - 1), last + 1, step)
         for number, values in zip(numbers, curves.T, strict=True):
             if np.isfinite(values).all():
-                own = {"run": name, "x": number, "y": float(values.mean())}
+                row = {"run": name, "x": number, "y": float(values.mean())}
                 if len(values) > 1:
                     error = 2 * float(values.std(ddof=1)) / np.sqrt(len(values))
-                    own |= {"low": own["y"] - error, "high": own["y"] + error}
-                rows.append(own)
-    shown = [name for name in SHOWN if name in found]
+                    row |= {"low": row["y"] - error, "high": row["y"] + error}
+                rows.append(row)
+    shown = [name for name in SHOWN if name in by_name]
     roles = Roles(shown, shown, ["uniform"])
     words = "Means over seeds with two standard errors; faint lines: all other policies."
-    figure = figures.accuracy_chart(path.stem, setting, words, rows, roles, target=target)
-    path.write_bytes(figures.render(figure, path.suffix))
+    chart = figures.accuracy_chart(path.stem, setting, words, rows, roles, target=target)
+    path.write_bytes(figures.render(chart, path.suffix))
 
 
 OURS, ASKED = "sketch-match", "sketch-match with time, asked, epsilon 1"
 
 
-def cost_to(part, key="seconds_to"):
-    """What the first target cost each seed, NaN for a seed that never got there."""
-    costs = [row[key][0] for row in part["seeds"]]
-    return np.array([np.nan if cost is None else cost for cost in costs])
+def first_cost(part, key="seconds_to"):
+    """What the first target cost each seed."""
+    return cost_to(part, part["targets"][0], key)
 
 
 def cost_cell(part, key="seconds_to", digits=0):
-    values = cost_to(part, key)
+    values = first_cost(part, key)
     there = int(np.isfinite(values).sum())
     if not there:
         return "never"
@@ -324,7 +327,7 @@ def cost_cell(part, key="seconds_to", digits=0):
 
 def times_less(part, base, key="seconds_to"):
     """How many times less than `base` it took: geometric mean over paired seeds, 95 % interval."""
-    ratios = cost_to(base, key) / cost_to(part, key)
+    ratios = first_cost(base, key) / first_cost(part, key)
     if part is base or not np.isfinite(ratios).all():
         return ""
     return "{:.1f}x ({:.1f} to {:.1f})".format(*np.exp(paired_interval(np.log(ratios).tolist())))
@@ -333,15 +336,13 @@ def times_less(part, base, key="seconds_to"):
 def time_headline(file):
     """Matching with time, asked, against the best policy of others that always got there."""
     lines = []
-    for setting in dict.fromkeys(p["setting"] for p in result(file)["parts"]):
-        run = parts(file, setting)
-        rivals = [v for v in run if OURS not in v and np.isfinite(cost_to(run[v])).all()]
-        best = min(rivals, key=lambda name: np.log(cost_to(run[name])).mean())
-        plain = f"{OURS}, epsilon 1"
-        names = ("uniform", best, plain, f"{OURS} with time, epsilon 1", ASKED)
+    for setting, run in settings_of(file).items():
+        rivals = [v for v in run if OURS not in v and np.isfinite(first_cost(run[v])).all()]
+        best = min(rivals, key=lambda name: np.log(first_cost(run[name])).mean())
+        names = ("uniform", best, PRIVATE, f"{OURS} with time, epsilon 1", ASKED)
         cells = [cost_cell(run[name]) for name in names]
         cells[1] = f"{best}, {cells[1]}"
-        ratios = [times_less(run[ASKED], run[name]) for name in (best, plain)]
+        ratios = [times_less(run[ASKED], run[name]) for name in (best, PRIVATE)]
         lines.append([setting, *cells, *ratios])
     header = ["setting", "uniform", "best of others", "matching", "with learned durations",
               "with asked ones", "less time than the best of others", "than matching"]  # fmt: skip

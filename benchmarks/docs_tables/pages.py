@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import reproductions as claims
 from against import AGREES, DIFFERS, SAME, compare
+from docs_tables import reproductions as claims
 from docs_tables.results import by_name, commits_of, enumerated, parts, result, table
-from verdicts import NOT_RUN, VERDICTS
+from docs_tables.verdicts import NOT_RUN, VERDICTS
 
 from fedcohort.analysis.comparison import paired_interval
 from fedcohort.privacy.release import sketch_size

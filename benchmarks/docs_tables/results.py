@@ -134,9 +134,23 @@ def commits_of(found):
     return found.get("commits", [found["commit"]])
 
 
+def parts(file, setting):
+    """The parts of one setting by variant; empty if it was not run."""
+    return settings_of(file).get(setting, {})
+
+
+@cache
+def settings_of(file):
+    """The parts of every setting by variant."""
+    found = {}
+    for part in result(file)["parts"]:
+        found.setdefault(part["setting"], {})[part["variant"]] = part
+    return found
+
+
 def table(header, lines):
     rows = [header, ["---"] * len(header), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows) + "\n"
 
 
 def spread(values, form="{:.1f}"):
@@ -147,6 +161,11 @@ def spread(values, form="{:.1f}"):
 # The smallest effects that matter: points of accuracy, and a ratio of rounds.
 SMALLEST_POINTS = 0.5
 SMALLEST_RATIO = 1.05
+
+
+def values_of(part, key):
+    """One number per seed."""
+    return np.array([row[key] for row in part["seeds"]])
 
 
 def points_above(part, base):
@@ -163,29 +182,26 @@ def difference(values, comparisons=1):
     return "{:+.1f} ({:+.1f} to {:+.1f})".format(*interval), judge(interval, SMALLEST_POINTS)
 
 
-def parts(file, setting):
-    """The parts of one setting by variant; empty if it was not run."""
-    held = result(file)
-    return {p["variant"]: p for p in held["parts"] if p["setting"] == setting}
+def cost_to(part, target, key):
+    """What the target cost each seed, NaN for a seed that never got there."""
+    at = part["targets"].index(target)
+    return np.array([row[key][at] for row in part["seeds"]], float)  # None becomes NaN
 
 
-def rounds_to(part, target, key="rounds_to"):
+def rounds_to(part, target):
     """Rounds to the target per seed; all rounds plus one for a seed that never got there."""
-    at = part["targets"].index(target)
-    last = part["experiment"]["rounds"] + 1
-    return np.array([last if r[key][at] is None else r[key][at] for r in part["seeds"]])
+    return np.nan_to_num(cost_to(part, target, "rounds_to"), nan=part["experiment"]["rounds"] + 1)
 
 
-def missing(part, target, key="rounds_to"):
-    at = part["targets"].index(target)
-    return sum(row[key][at] is None for row in part["seeds"])
+def missing(part, target):
+    return int(np.isnan(cost_to(part, target, "rounds_to")).sum())
 
 
-def rounds_cell(part, target, key="rounds_to"):
-    left, seeds = missing(part, target, key), len(part["seeds"])
+def rounds_cell(part, target):
+    left, seeds = missing(part, target), len(part["seeds"])
     if left == seeds:
         return f"not in {part['experiment']['rounds']}"
-    text = spread(rounds_to(part, target, key).astype(float))
+    text = spread(rounds_to(part, target))
     return f"≥ {text} ({seeds - left} of {seeds} seeds)" if left else text
 
 
@@ -198,24 +214,11 @@ def ratio(part, base, target, comparisons=1):
     interval = paired_interval(logs.tolist(), comparisons)
     if interval is None:
         return f"{np.exp(logs.mean()):.2f}x", "one seed"
-    mean, low, high = (float(np.exp(v)) for v in interval)
     words = {"better": "faster", "worse": "slower"}
     word = judge(interval, float(np.log(SMALLEST_RATIO)))
     if missing(part, target) and missing(base, target):
         word = "cannot tell"  # some seeds of both never got there
-    return f"{mean:.2f}x ({low:.2f} to {high:.2f})", words.get(word, word)
-
-
-def rounds_below(part, target):
-    """Rounds per seed in which the accuracy is below the target, of the rounds in the curve.
-
-    Unlike the first round that reaches the target, it does not depend on one lucky evaluation, and
-    a seed that never gets there counts with all its rounds.
-    """
-    curves = np.array([row["curve"] for row in part["seeds"]], float)
-    evaluated = np.isfinite(curves).all(axis=0)
-    share = (curves[:, evaluated] < target).mean(axis=1)
-    return share * part["experiment"]["rounds"]
+    return "{:.2f}x ({:.2f} to {:.2f})".format(*np.exp(interval)), words.get(word, word)
 
 
 def left_out(suite, file):

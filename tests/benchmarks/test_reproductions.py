@@ -6,8 +6,7 @@ import re
 
 import numpy as np
 import pytest
-import reproductions
-import verdicts
+from docs_tables import reproductions, verdicts
 from suite import read_suite
 
 
@@ -42,7 +41,7 @@ def suite(**rounds):
 )
 def test_rounds(method, papers, expected):
     found = suite(method=method, uniform=[20, 40, 60])
-    row = verdicts.rounds_row(found, ("3", "ours"), "claim", "s", "method", "uniform", 0.9, papers)
+    row = found.rounds(("3", "ours"), "claim", "s", "method", "uniform", 0.9, papers)
     assert row[-1] == expected
     assert row[5] == "3"
 
@@ -50,10 +49,10 @@ def test_rounds(method, papers, expected):
 def test_what_cannot_be_decided_or_was_not_run():
     both = suite(method=[None, 20, 30], uniform=[20, None, 60])
     args = (("3", "ours"), "claim", "s", "method", "uniform", 0.9, (50, 100))
-    assert verdicts.rounds_row(both, *args)[-1] == verdicts.UNDECIDED
+    assert both.rounds(*args)[-1] == verdicts.UNDECIDED
     two = suite(method=[10, 20], uniform=[20, 40])
-    assert verdicts.rounds_row(two, *args)[-1] == verdicts.UNDECIDED
-    assert verdicts.rounds_row(suite(uniform=[20]), *args)[-1] == verdicts.NOT_RUN
+    assert two.rounds(*args)[-1] == verdicts.UNDECIDED
+    assert suite(uniform=[20]).rounds(*args)[-1] == verdicts.NOT_RUN
 
 
 def test_seeds_are_paired_by_their_number():
@@ -61,7 +60,7 @@ def test_seeds_are_paired_by_their_number():
     found = suite(method=[10, 20, 30, 90], uniform=[1, 20, 40, 60])
     del found.parts["s", "uniform"]["seeds"][0], found.parts["s", "method"]["seeds"][3]
     args = (("3", "ours"), "claim", "s", "method", "uniform", 0.9, (None, None))
-    row = verdicts.rounds_row(found, *args)
+    row = found.rounds(*args)
     assert row[4].startswith("25.0 ± 7.1 against 30.0 ± 14.1")
     assert (row[5], row[-1]) == ("2", verdicts.UNDECIDED)
 
@@ -81,7 +80,7 @@ def test_curves_are_compared_where_both_were_evaluated():
     for (_, variant), part in found.parts.items():
         for row in part["seeds"]:
             row["curve"] = [None, 0.3, 0.4, 0.5] if variant == "method" else [0.9, 0.2, None, 0.4]
-    row = verdicts.curve_row(found, ("0", "ours"), "claim", "s", "method")
+    row = found.curve(("0", "ours"), "claim", "s", "method")
     assert row[4].startswith("above in 100% of the rounds; mean difference +10.0 points")
     assert row[-1] == verdicts.HOLDS
 

@@ -1,0 +1,272 @@
+"""Claims of papers beside the parts of a suite, with verdicts by rule.
+
+- A comparison holds if the method is better than its baseline beyond the 95 % interval of paired
+  seeds (Student's t), by an effect that matters, and has at least half of the paper's gain; it
+  holds weaker with less of the gain; it does not hold if it is level or worse.
+- An effect matters from half a point of accuracy or 5 % of the rounds on.
+- Where the paper gives no number, better beyond the interval is enough to hold.
+- It is not decidable if seeds of both never reached the target, or if there are fewer than three.
+- Other rows state their rule in the claim. What scripts measured is judged by functions, whose
+  docstring is the claim.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from docs_tables.results import SMALLEST_POINTS, missing, rounds_cell, rounds_to, spread, values_of
+
+from fedcohort.analysis.comparison import paired_interval
+
+HOLDS, WEAKER, FAILS = "holds", "holds weaker", "does not hold"
+UNDECIDED, NOT_RUN = "not decidable", "not run"
+VERDICTS = HOLDS, WEAKER, FAILS, UNDECIDED, NOT_RUN
+
+SMALLEST_GAIN = 0.05
+MIN_SEEDS = 3
+
+
+def verdict(gain, low, papers, smallest=0.0):
+    """By a gain, the lower end of its interval and the paper's gain; 0 is no gain."""
+    if low <= 0 or gain < smallest:
+        return FAILS
+    return HOLDS if gain >= papers / 2 else WEAKER
+
+
+def judged(text, differences, papers=0.0, smallest=0.0):
+    """What was measured, and the verdict on the differences of paired seeds."""
+    if len(differences) < MIN_SEEDS:
+        return text, UNDECIDED
+    interval = paired_interval(differences)
+    return text, verdict(interval.mean, interval.low, papers, smallest)
+
+
+class Suite:
+    """The parts of a suite's result file, by setting and variant; empty if there is no file.
+
+    Its methods make one row each: paper and form, the claim, the paper's numbers, ours, seeds, what
+    runs it, the verdict.
+    """
+
+    def __init__(self, name, results):
+        self.name = name
+        self.parts = {(p["setting"], p["variant"]): p for p in (results or {"parts": []})["parts"]}
+
+    def row(self, paper, claim, theirs, names, judge, only=""):
+        """A claim about parts, which `names` are pairs of setting and variant of.
+
+        `judge` says in words what they measured, over the seeds that all have, and the verdict.
+        """
+        start = "" if self.name == "papers" else ": "  # keeps MNIST apart from Fashion-MNIST
+        command = f"`--suite {self.name} --only '{start}{names[0][0]}, {only}'`"
+        parts = [self.parts.get(name) for name in names]
+        if any(part is None for part in parts):
+            return [*paper, claim, theirs, NOT_RUN, "", command, NOT_RUN]
+        first, *others = with_shared_seeds(parts)
+        text, word = judge(first, *others)
+        seeds = first["seeds"] if "seeds" in first else first["experiment"]["seeds"]
+        return [*paper, claim, theirs, text, str(len(seeds)), command, word]
+
+    def rounds(self, paper, claim, setting, method, base, target, papers):
+        """Rounds to a target of a method and its baseline; `papers` are the paper's two numbers."""
+
+        def judge(ours, other):
+            text = f"{rounds_cell(ours, target)} against {rounds_cell(other, target)}"
+            logs = np.log(rounds_to(other, target) / rounds_to(ours, target))
+            if (missing(ours, target) and missing(other, target)) or len(logs) < MIN_SEEDS:
+                return text, UNDECIDED
+            interval = paired_interval(logs)
+            theirs_gain = papers[1] / papers[0] - 1 if None not in papers else 0.0
+            gain, low = np.expm1([interval.mean, interval.low])
+            return f"{text}: {gain + 1:.2f}x fewer", verdict(gain, low, theirs_gain, SMALLEST_GAIN)
+
+        theirs = " against ".join("N/A" if p is None else f"{p:g}" for p in papers)
+        theirs = "no number" if papers == (None, None) else theirs
+        return self.row(paper, claim, theirs, [(setting, method), (setting, base)], judge)
+
+    def accuracy(self, paper, claim, setting, method, base, papers=(0, 0), base_setting=None):
+        """Accuracy in percent of a method and its baseline, as a difference in points."""
+
+        def judge(*parts):
+            a, b = (100 * values_of(part, "accuracy") for part in parts)
+            return judged(f"{spread(a)} against {spread(b)}", a - b, gain, SMALLEST_POINTS)
+
+        gain = papers[0] - papers[1]
+        theirs = "no number" if papers == (0, 0) else f"{papers[0]:g} against {papers[1]:g}"
+        names = [(setting, method), (base_setting or setting, base)]
+        return self.row(paper, claim, theirs, names, judge)
+
+    def lower(self, paper, claim, setting, method, bases, key, form="{:.2f}"):
+        """Whether a number is below every baseline's, beyond the interval of paired seeds."""
+
+        def judge(*parts):
+            values = [values_of(part, key) for part in parts]
+            named = zip((method, *bases), values, strict=True)
+            text = ", ".join(f"{name} {spread(each, form)}" for name, each in named)
+            words = [judged(text, other - values[0])[1] for other in values[1:]]
+            return text, next((word for word in words if word != HOLDS), HOLDS)
+
+        names = [(setting, name) for name in (method, *bases)]
+        return self.row(paper, claim, "qualitative", names, judge)
+
+    def curve(self, paper, claim, setting, method="race-softmax"):
+        """Share of evaluated rounds with the mean curve above random cohorts'; mean difference."""
+
+        def judge(*parts):
+            a, b = (100 * values_of(part, "curve").astype(float) for part in parts)
+            evaluated = np.isfinite(a).all(axis=0) & np.isfinite(b).all(axis=0)
+            a, b = a[:, evaluated], b[:, evaluated]
+            above = np.mean(a.mean(axis=0) > b.mean(axis=0))
+            interval = paired_interval((a - b).mean(axis=1))
+            text = f"above in {above:.0%} of the rounds; mean difference "
+            text += "{:+.1f} points ({:+.1f} to {:+.1f})".format(*interval)
+            return text, FAILS if interval.low <= 0 else HOLDS if above >= 0.9 else WEAKER
+
+        names = [(setting, method), (setting, "uniform")]
+        return self.row(paper, claim, "above in almost every round", names, judge)
+
+    def script(self, paper, figure, variant, judge, theirs="qualitative"):
+        """What a script measured; the docstring of `judge` is the claim."""
+        claim, names = " ".join(judge.__doc__.split()), [(f"paper {paper[0]}, {figure}", variant)]
+        return self.row(paper, claim, theirs, names, lambda part: judge(part["result"]), variant)
+
+
+def with_shared_seeds(parts):
+    """The parts with the seeds that all of them have; results of scripts as they are."""
+    if any("seeds" not in part for part in parts):
+        return parts
+    shared = set.intersection(*({row["seed"] for row in part["seeds"]} for part in parts))
+    return [{**p, "seeds": [r for r in p["seeds"] if r["seed"] in shared]} for p in parts]
+
+
+def separation(rows):
+    """sketch distance separates distributions (Figure 1): every two uniform subsets are closer than
+    any two Dirichlet ones, and a Dirichlet subset is equally far from all uniform ones (within
+    10 %)
+    """
+    a, b, across = ([r[k] for r in rows] for k in ("within A", "within B", "A to B"))
+    apart = all(r["within B, largest"] < r["within A, smallest"] for r in rows)
+    even = max(r["A to B, relative spread over B"] for r in rows)
+    text = (
+        f"uniform subsets {spread(b, '{:.2f}')} apart, Dirichlet ones {spread(a, '{:.2f}')}, "
+        f"across {spread(across, '{:.2f}')}; a Dirichlet subset's distances to the uniform ones "
+        f"differ by at most {even:.1%}"
+    )
+    return text, HOLDS if apart and even < 0.1 else FAILS
+
+
+def total_variation(rows):
+    """sketch distance tracks total variation (Figure 4): rank correlation with the exact one above
+    0.9
+    """
+    correlation = [r["rank correlation"] for r in rows]
+    error = [r["plug-in error"] for r in rows]
+    text = f"rank correlation {spread(correlation, '{:.3f}')}, smallest {min(correlation):.3f}; the"
+    text += f" estimate itself is off by {spread(error, '{:.2f}')}"
+    return text, HOLDS if min(correlation) > 0.9 else FAILS
+
+
+def slope(x, y):
+    """Of the logarithms: the exponent of a power law."""
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+def median(rows):
+    """the sketch is a consistent estimator of the density (Algorithm 4, Theorem 3.3): the error of
+    the median over rows falls as 1/√rows (exponent within 0.15)
+    """
+    first = rows[0]["points"]
+    ways, sizes = [key for key in first[0] if key != "rows"], [p["rows"] for p in first]
+    errors = {
+        way: [np.mean([r["points"][i][way] for r in rows]) for i in range(len(sizes))]
+        for way in ways
+    }
+    text = [f"{way} {', '.join(f'{value:.4f}' for value in errors[way])}" for way in ways]
+    counts = ", ".join(f"{size:,}" for size in sizes)
+    word = HOLDS if slope(sizes, errors["median"]) < -0.35 else FAILS
+    return f"error at {counts} rows: {'; '.join(text)}", word
+
+
+def private_error(rows):
+    """the private sketch converges (Theorems 3.3 and 3.4): noise falls as 1/n and 1/epsilon and
+    grows as √rows (exponents within 0.15), and the error falls with n at rows = √n; ours takes the
+    mean over rows, the paper the median of means
+    """
+    points, n = rows[0]["points"], max(p["n"] for p in rows[0]["points"])
+    laws = {
+        "n": ({"rows": 20, "epsilon": 1.0}, -1.0),
+        "epsilon": ({"rows": 20, "n": n}, -1.0),
+        "rows": ({"epsilon": 1.0, "n": n}, 0.5),
+    }
+    powers = {}  # of the noise in each variable, the others fixed
+    for key, (fixed, _) in laws.items():
+        chosen = [[p for p in r["points"] if p.items() >= fixed.items()] for r in rows]
+        slopes = [slope([p[key] for p in ps], [p["noise"] for p in ps]) for ps in chosen]
+        powers[key] = np.mean(slopes)
+    along = {}  # the whole error by n, at rows = sqrt(n)
+    for i, point in enumerate(points):
+        if point["rows"] == int(np.sqrt(point["n"])) and point["epsilon"] == 1.0:
+            along[point["n"]] = np.mean([r["points"][i]["all"] for r in rows])
+    sizes = sorted(along)
+    text = (
+        f"noise grows as n^{powers['n']:.2f}, epsilon^{powers['epsilon']:.2f}, "
+        f"rows^{powers['rows']:.2f}; with rows = √n the whole error is "
+        + ", ".join(f"{along[m]:.4f}" for m in sizes)
+        + f" at n = {', '.join(f'{m:,}' for m in sizes)}"
+    )
+    good = all(abs(powers[key] - law) < 0.15 for key, (_, law) in laws.items())
+    falls = all(along[b] < along[a] for a, b in itertools.pairwise(sizes))
+    return text, HOLDS if good and falls else FAILS
+
+
+def covariance(rows):
+    """the covariance is stationary (Figure 3): cosine over ten rounds above 0.97; Fashion-MNIST
+    1SPC, many cohorts per estimate, corrected for the noise of the estimates
+    """
+    raw, corrected = (
+        {pair: np.mean([r[key][pair] for r in rows]) for pair in rows[0][key]}
+        for key in ("cosine", "without noise")
+    )
+    same, other = (
+        np.mean([s[k] for r in rows for s in r["same label"]]) for k in ("same", "other")
+    )
+    text = (
+        f"{', '.join(f'{v:.3f} ({k})' for k, v in corrected.items())}; {min(raw.values()):.3f} to "
+        f"{max(raw.values()):.3f} without the correction; correlation {same:.2f} within a label, "
+        f"{other:.2f} between labels"
+    )
+    return text, HOLDS if min(corrected.values()) > 0.97 else FAILS
+
+
+def embedding(rows):
+    """embeddings after the warm-up cluster by label (Figure 7): the most similar client has the
+    same label for more than 90 % of the clients; Fashion-MNIST 1SPC
+    """
+    same, other = (spread([r[k] for r in rows], "{:.2f}") for k in ("same", "other"))
+    near = np.mean([r["nearest has the same label"] for r in rows])
+    text = (
+        f"mean cosine {same} within a label, {other} between labels; the most similar client has "
+        f"the same label for {near:.0%} of the clients"
+    )
+    return text, HOLDS if near > 0.9 else FAILS
+
+
+def reward(rows):
+    """the bandit selects clients of higher reward than random cohorts (Figure 5), low
+    heterogeneity
+    """
+    ours, other = (np.array([r[k] for r in rows]) for k in ("fedacs", "random"))
+    above = np.mean(ours.mean(axis=0) > other.mean(axis=0))
+    ours, other = ours.mean(axis=1), other.mean(axis=1)
+    text = f"{spread(ours, '{:.3f}')} against {spread(other, '{:.3f}')}; above in {above:.0%} of "
+    return judged(f"{text}the first {len(rows[0]['random'])} rounds", ours - other)
+
+
+def initialization(rows):
+    """the kernel hardly depends on how the first model is drawn (Figures 4 and 5): entries of the
+    kernels of 20 clients under four initializations correlate by more than 0.9
+    """
+    kernels, profiles = (min(r[k] for r in rows) for k in ("kernels", "profiles"))
+    text = f"smallest correlation between two kernels {kernels:.3f}, between two sets of profiles "
+    return f"{text}{profiles:.3f}", HOLDS if kernels > 0.9 else FAILS
