@@ -17,7 +17,6 @@ new name each round.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import Counter
@@ -28,6 +27,7 @@ from multiprocessing import get_context
 
 import numpy as np
 from provenance import write
+from script import arguments
 
 from fedcohort import POLICIES, Session
 from fedcohort.policies import Bounded
@@ -246,15 +246,7 @@ def measure(name, rounds, seeds):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds [3]")
-    parser.add_argument("--policies", nargs="+", default=sorted(POLICIES))
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time [1]")
-    parser.add_argument("--out")
-    args = parser.parse_args()
+    args = arguments(__doc__, rounds=200, seeds=3, policies=sorted(POLICIES), jobs=1, out=str)
     seeds = range(args.seeds)
     result = {"clients": CLIENTS, "cohort": COHORT, "rounds": args.rounds, "seeds": args.seeds}
     result["rows"] = []

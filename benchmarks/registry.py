@@ -14,17 +14,15 @@ is read:
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from itertools import combinations
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 from provenance import write
+from script import alone, arguments, peak_kb
 
 from fedcohort.datasets import load
 from fedcohort.personalize import Record, Registry, nearest
@@ -101,9 +99,7 @@ def query(folder, _):
             nearest(registry, sketch)
             seconds.append(time.perf_counter() - began)
     median, p95 = np.quantile(seconds, (0.5, 0.95)).tolist()
-    status = Path("/proc/self/status").read_text()
-    peak = int(status.split("VmHWM:")[1].split()[0]) / 1e6
-    return {"seconds": {"median": median, "p95": p95}, "peak memory GB": peak}
+    return {"seconds": {"median": median, "p95": p95}, "peak memory GB": peak_kb() / 1e6}
 
 
 def scores(warm, n, cold):
@@ -158,17 +154,11 @@ def twins(_folder, _clients, warm=50, seeds=20):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, default=200_000)
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args()
+    args = arguments(__doc__, clients=200_000, out=...)
     result = {"clients": args.clients, "rows": 10, "buckets": BUCKETS}
     with tempfile.TemporaryDirectory() as folder:
         for stage in (fill, query, ranking, twins):
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                result[stage.__name__] = pool.submit(stage, f"{folder}/warm", args.clients).result()
+            result[stage.__name__] = alone(stage, f"{folder}/warm", args.clients)
             print(stage.__name__, json.dumps(result[stage.__name__])[:400], flush=True)
     write(args.out, result)
 

@@ -8,17 +8,13 @@ policy and size runs in a process of its own, so that its peak memory is known.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import resource
-import subprocess
-import sys
-import time
 from collections import Counter
 
 import numpy as np
 from provenance import write
+from script import alone, arguments, clocks, peak_kb
 
 from fedcohort.policies import POLICIES, ClusteredSampling, Policy
 from fedcohort.rounds import Outcome, Round, stream
@@ -80,15 +76,12 @@ def time_policy(name: str, clients: int, cohort: int, rounds: int) -> dict:
     everyone = tuple(f"{i:07d}" for i in range(clients))
     for signal in sorted(policy.needs.profile):
         put(signals, signal, everyone, 0)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # the processor time of each round tells when others used the machine
-    wall, cpu = np.zeros(rounds), np.zeros(rounds)
+    before, taken = peak_kb(), np.zeros((rounds, 2))
 
     def timed(number, call, *arguments):
-        start = time.perf_counter(), time.process_time()
+        start = clocks()
         result = call(*arguments)
-        wall[number] += time.perf_counter() - start[0]
-        cpu[number] += time.process_time() - start[1]
+        taken[number] += clocks() - start
         return result
 
     for number in range(rounds):
@@ -101,6 +94,7 @@ def time_policy(name: str, clients: int, cohort: int, rounds: int) -> dict:
         for signal in sorted(policy.needs.reply):
             put(signals, signal, chosen, number)
         timed(number, policy.observe, round, Outcome(chosen, chosen), signals)
+    wall, cpu = taken.T
     return {
         "policy": name,
         "clients": clients,
@@ -110,36 +104,21 @@ def time_policy(name: str, clients: int, cohort: int, rounds: int) -> dict:
         "median_round_cpu_s": float(np.median(cpu[-10:])),
         "slowest_later_round_s": wall[1:].max(),
         "signals_mb": before / 1024,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": peak_kb() / 1024,
     }
 
 
-def in_process(*arguments: str) -> dict:
-    command = [sys.executable, __file__, *arguments]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out")
-    parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES))
-    parser.add_argument("--policies", nargs="*", default=NAMES)
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.one:
-        name, *numbers = args.one
-        print(json.dumps(time_policy(name, *map(int, numbers))))
-        return
+    args = arguments(__doc__, out=str, sizes=list(SIZES), policies=list(NAMES))
     rounds = []
     for clients in args.sizes:
         cohort = 100 if clients >= 1_000_000 else 50
         for name in args.policies:
-            row = in_process("--one", name, str(clients), str(cohort), "30")
-            rounds.append(row)
-            print(json.dumps(row), flush=True)
-    result = {"rounds": rounds, "threads": os.environ.get("OMP_NUM_THREADS", "all")}
+            rounds.append(alone(time_policy, name, clients, cohort, 30))
+            print(json.dumps(rounds[-1]), flush=True)
     if args.out:
-        write(args.out, result)
+        threads = os.environ.get("OMP_NUM_THREADS", "all")
+        write(args.out, {"rounds": rounds, "threads": threads})
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
 python benchmarks/selection_cases.py --seeds 1000 10 --out benchmarks/results/selection-cases.json
 
-Seeds below 1000 are for development. Results are written after every variant. The data are
-Fashion-MNIST (FEMNIST in one case); the model is an MLP 784-64-30-10. Sketches of 2 x 8 are what
-`fedcohort.privacy.release.sketch_size` gives for 157 records at epsilon 1.
+The seeds are the first and how many; those below 1000 are for development. Results are written
+after every variant. The data are Fashion-MNIST (FEMNIST in one case); the model is an MLP
+784-64-30-10. Sketches of 2 x 8 are what `fedcohort.privacy.release.sketch_size` gives for 157
+records at epsilon 1.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from provenance import write
+from script import arguments
 
 from fedcohort.datasets import Dataset, Federation, federate, load
 from fedcohort.metrics import gemd, participation, participation_entropy
@@ -254,12 +255,7 @@ def row_of(history: History, federation: Federation, window: tuple[int, int]) ->
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, nargs=2, default=(0, 1), help="first, and how many")
-    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args()
+    args = arguments(__doc__, seeds=[0, 1], cases=list(CASES), device="auto", out=...)
     torch.set_num_threads(1)
     seeds, rows = list(range(args.seeds[0], sum(args.seeds))), []
     for name in args.cases:

@@ -10,19 +10,17 @@ datasketch (in a Python of its own); the distance matrix of 1,000 sketches.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 from provenance import write
+from script import alone, arguments, clocks, peak_kb
 
 from fedcohort.datasets import load
 from fedcohort.sketch.race import RaceSketch, distance_matrix
@@ -31,16 +29,13 @@ ROWS, BITS, PERMUTATIONS = 1000, 6, 200
 
 
 def seconds(*ways, repeats=3):
-    """Best wall time and best CPU time (all threads) of each way, taken in turns.
-
-    On a machine that others use too, the CPU times are the more telling.
-    """
+    """Best wall time and best CPU time (all threads) of each way, taken in turns."""
     taken = np.empty((repeats, len(ways), 2))
     for row in taken:
         for cell, way in zip(row, ways, strict=True):
-            start = time.perf_counter(), time.process_time()
+            start = clocks()
             way()
-            cell[:] = time.perf_counter() - start[0], time.process_time() - start[1]
+            cell[:] = clocks() - start
     return [{"wall s": wall, "cpu s": cpu} for wall, cpu in taken.min(axis=0).tolist()]
 
 
@@ -94,6 +89,9 @@ def blocked_way(x, block=1000):
 
 
 def mnist_job(x, repeats):
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/x.npy", x)
+        above_data = alone(memory, f"{folder}/x.npy")
     fedcohort_way(x[:100])
     ours, blocked, released = seconds(
         lambda: fedcohort_way(x), blocked_way(x), released_way(x), repeats=repeats
@@ -105,37 +103,18 @@ def mnist_job(x, repeats):
         "released way": released,
         "times faster than blocked": times_faster(ours, blocked),
         "times faster than released": times_faster(ours, released),
-        "memory above data MB": memory(x),
+        "memory above data MB": above_data,
     }
 
 
-MEMORY = """
-import sys
-import numpy as np
-from fedcohort.sketch.race import RaceSketch
-def peak():
-    lines = open("/proc/self/status").read().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
-x = np.load(sys.argv[1])
-sketch = RaceSketch.srp(dim=784, rows=1000, bits=6)
-before_compiler = peak()
-sketch.add(x[:16])
-before = peak()
-sketch.add(x)
-print(peak() - before, peak() - before_compiler)
-"""
-
-
-def memory(x):
-    """Peak of a fresh process above the loaded data: hashing alone, and with the compiler."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x.npy"
-        np.save(path, x)
-        done = subprocess.run(
-            [sys.executable, "-c", MEMORY, str(path)], capture_output=True, text=True, check=True
-        )
-    alone, whole = map(float, done.stdout.split())
-    return {"hashing": alone, "hashing and compiler": whole}
+def memory(path):
+    """Peak above the loaded data: hashing alone, and with the compiler; in a fresh process."""
+    x, sketch = np.load(path), RaceSketch.srp(dim=784, rows=ROWS, bits=BITS)
+    peaks = [peak_kb() / 1024]
+    for part in (x[:16], x):
+        sketch.add(part)
+        peaks.append(peak_kb() / 1024)
+    return {"hashing": peaks[2] - peaks[1], "hashing and compiler": peaks[2] - peaks[0]}
 
 
 def growth(repeats):
@@ -217,11 +196,7 @@ def matrix(repeats):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--datasketch-python", help="a Python with datasketch installed")
-    parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
+    args = arguments(__doc__, out=..., datasketch_python=str, repeats=3)
     x = mnist()
     result = {"threads": os.environ.get("OMP_NUM_THREADS"), "mnist": mnist_job(x, args.repeats)}
     result["growth with dim"] = growth(args.repeats)
