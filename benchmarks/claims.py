@@ -21,13 +21,14 @@ the first model.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 
 import numpy as np
 from provenance import write
 from scipy.spatial.distance import pdist
+from scipy.stats import spearmanr
+from script import arguments
 
 from fedcohort.datasets import federate, load
 from fedcohort.numerics.dpp import similarity_kernel
@@ -44,13 +45,8 @@ from fedcohort.sketch.transforms import Transform
 BITS = 6
 
 
-def separation(args):
-    data = load("mnist", args.root)
-    return [{"seed": seed, **separated(data, seed)} for seed in args.seeds]
-
-
-def separated(data, seed, size=2000, alpha=0.5, rows=1000):
-    rng = stream(seed, "separation")
+def separation(seed, device, size=2000, alpha=0.5, rows=1000):
+    data, rng = load("mnist"), stream(seed, "separation")
     by_class = [np.flatnonzero(data.y == c) for c in range(data.classes)]
     center = Transform(center=round(float(data.x.mean()), 2))
     dim = int(np.prod(data.sample_shape))
@@ -65,33 +61,51 @@ def separated(data, seed, size=2000, alpha=0.5, rows=1000):
     d = distance_matrix(sketches, debias=False)
     upper, between = np.triu_indices(5, 1), d[:5, 5:]
     a, b = d[:5, :5][upper], d[5:, 5:][upper]
-    found = {"within A": a.mean(), "within A, smallest": a.min(), "A to B": between.mean()}
-    found |= {"within B": b.mean(), "within B, largest": b.max()}
+    distances = {"within A": a.mean(), "within A, smallest": a.min(), "A to B": between.mean()}
+    distances |= {"within B": b.mean(), "within B, largest": b.max()}
     spread = (between.std(axis=1) / between.mean(axis=1)).max()
-    found |= {"A to B, relative spread over B": spread}
-    return {name: float(value) for name, value in found.items()}
+    distances |= {"A to B, relative spread over B": spread}
+    return {name: float(value) for name, value in distances.items()}
 
 
-def total_variation(args):
-    from scipy.stats import spearmanr
-
-    rows = []
-    for seed in args.seeds:
-        exact, estimates, distances = np.transpose(
-            simulate_gaussians(40, stream(seed, "gaussians"))
-        )
-        error = float(np.abs(estimates - exact).mean())
-        rank = float(spearmanr(exact, distances)[0])
-        rows.append({"seed": seed, "rank correlation": rank, "plug-in error": error})
-    return rows
+def total_variation(seed, device):
+    pairs = simulate_gaussians(40, stream(seed, "gaussians"))
+    exact, estimates, distances = np.transpose(pairs)
+    error = float(np.abs(estimates - exact).mean())
+    return {"rank correlation": float(spearmanr(exact, distances)[0]), "plug-in error": error}
 
 
-def gaussian_tvd(shift):
-    """Total variation of two Gaussians of unit covariance whose means differ by `shift`.
+def simulate_gaussians(pairs, rng, dim=16, samples=1000, spread=2.0, rows=200, bits=10):
+    """Exact total variation, plug-in estimate and distance of pairs of Gaussians (appendix C.1).
 
-    2 Phi(length / 2) - 1; the paper prints the formula without the half.
+    The difference of the means has a random direction and a length that is uniform from 0 to
+    `spread`. A constant column lets hyperplanes miss the origin. With unit covariance, the exact
+    one is 2 Phi(length / 2) - 1; the paper prints the formula without the half.
     """
-    return math.erf(float(np.linalg.norm(shift)) / 2 / math.sqrt(2))
+    out = []
+    for seed in range(pairs):
+        shift = rng.standard_normal(dim)
+        shift *= rng.uniform(0, spread) / np.linalg.norm(shift)
+        draws = rng.standard_normal((2, 2, samples, dim + 1))  # sketched and fresh, of a and b
+        draws[:, 1, :, :dim] += shift
+        draws[..., dim] = 2.0
+        a = RaceSketch.srp(dim + 1, rows=rows, bits=bits, seed=seed)
+        b = a.empty_like()
+        a.add(draws[0, 0])
+        b.add(draws[0, 1])
+        exact = math.erf(float(np.linalg.norm(shift)) / 2 / math.sqrt(2))
+        out.append((exact, plug_in(a, b, draws[1].reshape(-1, dim + 1)), distance(a, b)))
+    return out
+
+
+def plug_in(a, b, points):
+    """The integral of |p - q| / 2 by Monte Carlo, with kernel densities in place of p and q.
+
+    `points` are as many of a's distribution as of b's, whose mixture is then the proposal.
+    """
+    p, q = density(a, points), density(b, points)
+    both = p + q
+    return float(np.mean(np.abs(p - q)[both > 0] / both[both > 0]))
 
 
 def density(sketch, points, groups=1):
@@ -105,87 +119,48 @@ def density(sketch, points, groups=1):
     return np.median([part.mean(axis=0) for part in np.array_split(values, groups)], axis=0)
 
 
-def plug_in(a, b, points):
-    """The integral of |p - q| / 2 by Monte Carlo, with kernel densities in place of p and q.
-
-    `points` are as many of a's distribution as of b's, whose mixture is then the proposal.
-    """
-    p, q = density(a, points), density(b, points)
-    both = p + q
-    return float(np.mean(np.abs(p - q)[both > 0] / both[both > 0]))
-
-
-def simulate_gaussians(pairs, rng, dim=16, samples=1000, spread=2.0, rows=200, bits=10):
-    """Exact total variation, plug-in estimate and distance of pairs of Gaussians (appendix C.1).
-
-    The difference of the means has a random direction and a length that is uniform from 0 to
-    `spread`. A constant column lets hyperplanes miss the origin.
-    """
-    out = []
-    for seed in range(pairs):
-        shift = rng.standard_normal(dim)
-        shift *= rng.uniform(0, spread) / np.linalg.norm(shift)
-        draws = rng.standard_normal((2, 2, samples, dim + 1))  # sketched and fresh, of a and b
-        draws[:, 1, :, :dim] += shift
-        draws[..., dim] = 2.0
-        a = RaceSketch.srp(dim + 1, rows=rows, bits=bits, seed=seed)
-        b = a.empty_like()
-        a.add(draws[0, 0])
-        b.add(draws[0, 1])
-        estimate = plug_in(a, b, draws[1].reshape(-1, dim + 1))
-        out.append((gaussian_tvd(shift), estimate, distance(a, b)))
-    return out
+def median(seed, device, n=8000, sizes=(89, 500, 2000)):
+    x = shuffled_mnist(seed, "median")
+    asked, held = x[:200], x[200 : 200 + n]
+    truth, points = kernel(asked, held), []
+    for rows in sizes:
+        sketch = sketched(held, rows, seed)
+        groups = {"median": rows, "median of 9 means": 9, "mean": 1}
+        errors = {way: rms(density(sketch, asked, g) - truth) for way, g in groups.items()}
+        points.append({"rows": rows, **errors})
+    return {"n": n, "points": points}
 
 
-def median(args):
-    data = load("mnist", args.root)
-    x = (data.x.reshape(len(data.x), -1) - round(float(data.x.mean()), 2)).astype(np.float32)
-    n, sizes = 8000, (89, 500, 2000)
-    rows = []
-    for seed in args.seeds:
-        order = stream(seed, "median").permutation(len(x))
-        asked, held = x[order[:200]], x[order[200 : 200 + n]]
-        truth, points = kernel(asked, held), []
-        for count in sizes:
-            sketch = RaceSketch.srp(x.shape[1], rows=count, bits=BITS, seed=seed)
-            sketch.add(held)
-            groups = {"median": count, "median of 9 means": 9, "mean": 1}
-            errors_by = {k: _rms(density(sketch, asked, g) - truth) for k, g in groups.items()}
-            points.append({"rows": count, **errors_by})
-        rows.append({"seed": seed, "n": n, "points": points})
-    return rows
-
-
-def private_error(args):
-    data = load("mnist", args.root)
-    x = (data.x.reshape(len(data.x), -1) - round(float(data.x.mean()), 2)).astype(np.float32)
-    sizes = (500, 2000, 8000, 32_000)
-    largest = sizes[-1]
-    grid = [(n, 20, 1.0) for n in sizes]
-    grid += [(largest, 20, epsilon) for epsilon in (0.25, 0.5, 2.0, 4.0)]
-    grid += [(largest, rows, 1.0) for rows in (5, 10, 40, 80, 160)]
-    grid += [(n, int(np.sqrt(n)), 1.0) for n in sizes]
-    return [{"seed": seed, "points": errors(x, grid, seed)} for seed in args.seeds]
-
-
-def errors(x, grid, seed, queries=200):
+def private_error(seed, device):
     """Root mean squares: private against exact counts, counts against the kernel."""
-    rng = stream(seed, "private-error")
-    order = rng.permutation(len(x))
-    asked = x[order[:queries]]
-    exact, out = {}, []
+    sizes = (500, 2000, 8000, 32_000)
+    grid = [(n, 20, 1.0) for n in sizes]
+    grid += [(sizes[-1], 20, epsilon) for epsilon in (0.25, 0.5, 2.0, 4.0)]
+    grid += [(sizes[-1], rows, 1.0) for rows in (5, 10, 40, 80, 160)]
+    grid += [(n, int(np.sqrt(n)), 1.0) for n in sizes]
+    x = shuffled_mnist(seed, "private-error")
+    asked, held = x[:200], x[200:]
+    exact, points = {n: kernel(asked, held[:n]) for n in sizes}, []
     for n, rows, epsilon in dict.fromkeys(grid):
-        held = x[order[queries : queries + n]]
-        sketch = RaceSketch.srp(x.shape[1], rows=rows, bits=BITS, seed=seed)
-        sketch.add(held)
+        sketch = sketched(held[:n], rows, seed)
         private = sketch.privatize(epsilon, rng=stream(seed, "noise", n, rows, epsilon))
-        if n not in exact:
-            exact[n] = kernel(asked, held)
         plain, noisy, truth = density(sketch, asked), density(private, asked), exact[n]
-        errors_by = {"noise": _rms(noisy - plain), "hashing": _rms(plain - truth)}
-        errors_by |= {"all": _rms(noisy - truth), "density": float(truth.mean())}
-        out.append({"n": n, "rows": rows, "epsilon": epsilon, **errors_by})
-    return out
+        errors = {"noise": rms(noisy - plain), "hashing": rms(plain - truth)}
+        errors |= {"all": rms(noisy - truth), "density": float(truth.mean())}
+        points.append({"n": n, "rows": rows, "epsilon": epsilon, **errors})
+    return {"points": points}
+
+
+def shuffled_mnist(seed, name):
+    x = load("mnist").x
+    x = (x.reshape(len(x), -1) - round(float(x.mean()), 2)).astype(np.float32)
+    return x[stream(seed, name).permutation(len(x))]
+
+
+def sketched(x, rows, seed):
+    sketch = RaceSketch.srp(x.shape[1], rows=rows, bits=BITS, seed=seed)
+    sketch.add(x)
+    return sketch
 
 
 def kernel(a, b):
@@ -195,24 +170,20 @@ def kernel(a, b):
     return ((1 - np.arccos(cosine) / np.pi) ** BITS).mean(axis=1)
 
 
-def _rms(values):
+def rms(values):
     return float(np.sqrt(np.mean(np.square(values))))
 
 
-def covariance(args):
-    data = load("fashion-mnist", args.root).standardized()
-    cohorts, times = 400, (20, 30, 60, 70, 150, 160)
-    rows = []
-    for seed in args.seeds:
-        clients = federate(data, "shards", clients=100, seed=seed, per_client=1)
-        changes = loss_changes(clients, times, cohorts, seed, args.device)
-        pairs = list(zip(times[::2], times[1::2], strict=True))
-        row = {"seed": seed, "cohorts": cohorts}
-        for name, measure in (("cosine", cosine), ("without noise", cosine_without_noise)):
-            row[name] = {f"{a} to {b}": measure(changes[a], changes[b]) for a, b in pairs}
-        row["same label"] = [same_label(np.cov(changes[t].T), clients) for t in times[::2]]
-        rows.append(row)
-    return rows
+def covariance(seed, device, cohorts=400, times=(20, 30, 60, 70, 150, 160)):
+    data = load("fashion-mnist").standardized()
+    clients = federate(data, "shards", clients=100, seed=seed, per_client=1)
+    labels = clients.label_counts().argmax(axis=1)
+    changes = loss_changes(clients, times, cohorts, seed, device)
+    pairs, row = list(zip(times[::2], times[1::2], strict=True)), {"cohorts": cohorts}
+    for name, measure in (("cosine", cosine), ("without noise", cosine_without_noise)):
+        row[name] = {f"{a} to {b}": measure(changes[a], changes[b]) for a, b in pairs}
+    row["same label"] = [by_label(np.corrcoef(changes[t].T), labels) for t in times[::2]]
+    return row
 
 
 def loss_changes(clients, times, cohorts, seed, device):
@@ -225,25 +196,22 @@ def loss_changes(clients, times, cohorts, seed, device):
     training = Simulation(clients, model, Uniform(), seeds=(seed,), **options)
     probes = tuple(range(10**6, 10**6 + cohorts))  # cohorts and batches of their own
     probe = Simulation(clients, model, Uniform(), seeds=probes, **options)
-    found = {}
+    jobs = [Job(0, rows) for rows in clients.parts.values()]
+
+    def losses(model):
+        return training.trainer.losses(model, jobs, training.train_data)
+
+    changes = {}
     for number in range(max(times) + 1):
         if number in times:
             start = training.seeds[0].model.clone()
             for one in probe.seeds:
                 one.model = start.clone()
-            probe.round_number = number
-            before = losses(training, start)
+            probe.round_number, before = number, losses(start)
             probe.step()
-            found[number] = np.array([losses(training, one.model) - before for one in probe.seeds])
+            changes[number] = np.array([losses(one.model) - before for one in probe.seeds])
         training.step()
-    return found
-
-
-def losses(simulation, model):
-    """Mean loss of a model on each client's data."""
-    trainer, parts = simulation.trainer, simulation.seeds[0].federation.parts
-    jobs = [Job(0, parts[c]) for c in simulation.seeds[0].clients]
-    return trainer.losses(model, jobs, simulation.train_data)
+    return changes
 
 
 def cosine(a, b):
@@ -263,51 +231,40 @@ def cosine_without_noise(a, b):
     return float(across / np.sqrt((a1 * a2).sum() * (b1 * b2).sum()))
 
 
-def same_label(matrix, clients):
-    """Mean correlation of clients with the same label, and of those with another."""
-    labels = clients.label_counts().argmax(axis=1)
-    scale = np.sqrt(np.diag(matrix))
-    correlation = matrix / np.outer(scale, scale)
+def by_label(matrix, labels):
+    """Mean of the pairs with the same label, and of those with others."""
     same = labels[:, None] == labels
+    other = ~same
     np.fill_diagonal(same, False)
-    other = labels[:, None] != labels
-    return {"same": float(correlation[same].mean()), "other": float(correlation[other].mean())}
+    return {"same": float(matrix[same].mean()), "other": float(matrix[other].mean())}
 
 
-def embedding(args):
-    data = load("fashion-mnist", args.root).standardized()
-    local = LocalTraining(epochs=3, batch_size=64, lr=0.005)
-    simulation = Simulation(
-        lambda seed: federate(data, "shards", clients=100, seed=seed, per_client=1),
-        lambda seed: build("mlp-64-30", data.sample_shape, data.classes, seed=seed),
-        FedCor(warmup=15),
-        cohort_size=10,
-        local=local,
-        seeds=args.seeds,
-        device=args.device,
-        evaluate_every=0,
-    )
-    for _ in range(16):
-        simulation.step()
-    return [{"seed": one.seed, **embedded(one)} for one in simulation.seeds]
-
-
-def embedded(seed):
+def embedding(seed, device):
     """How alike the embeddings of clients with the same label are, and of others."""
-    state, clients = seed.session.policy.state, seed.federation
-    labels = clients.label_counts().argmax(axis=1)
-    label = dict(zip(clients.clients, labels.tolist(), strict=True))
-    own = np.array([label[c] for c in state.clients])
+    data = load("fashion-mnist").standardized()
+    clients = federate(data, "shards", clients=100, seed=seed, per_client=1)
+    local, policy = LocalTraining(epochs=3, batch_size=64, lr=0.005), FedCor(warmup=15)
+    one = trained(clients, "mlp-64-30", policy, local, seed, device, rounds=16)
+    label = dict(zip(clients.clients, clients.label_counts().argmax(axis=1), strict=True))
+    state = one.session.policy.state
+    labels = np.array([label[c] for c in state.clients])
     x = state.embedding / np.linalg.norm(state.embedding, axis=0)
     alike = x.T @ x
-    same = own[:, None] == own
-    np.fill_diagonal(same, False)
+    means = by_label(alike, labels)
     np.fill_diagonal(alike, -2)
-    return {
-        "same": float(alike[same].mean()),
-        "other": float(alike[own[:, None] != own].mean()),
-        "nearest has the same label": float((own[alike.argmax(axis=1)] == own).mean()),
-    }
+    nearest = float((labels[alike.argmax(axis=1)] == labels).mean())
+    return means | {"nearest has the same label": nearest}
+
+
+def trained(clients, model, policy, local, seed, device, rounds, after=lambda one: None):
+    """What a simulation holds of its seed after some rounds; `after` sees it after each."""
+    data, options = clients.dataset, {"seeds": (seed,), "device": device, "evaluate_every": 0}
+    first = build(model, data.sample_shape, data.classes, seed=seed)
+    simulation = Simulation(clients, first, policy, cohort_size=10, local=local, **options)
+    for _ in range(rounds):
+        simulation.step()
+        after(simulation.seeds[0])
+    return simulation.seeds[0]
 
 
 class WatchedUniform(Uniform):
@@ -316,63 +273,39 @@ class WatchedUniform(Uniform):
     needs = Needs(reply=frozenset({"update_distance"}))
 
 
-def reward(args):
-    data = load("cifar10", args.root).standardized()
-    found = {"fedacs": rewards(FedACS(), data, 60, args)}
-    found["random"] = rewards(WatchedUniform(), data, 60, args)
-    return [
-        {"seed": seed, **{name: values[i].tolist() for name, values in found.items()}}
-        for i, seed in enumerate(args.seeds)
-    ]
-
-
-def rewards(policy, data, rounds, args):
-    """Mean reward of each round's cohort, (seeds, rounds); paper 1, low heterogeneity."""
+def reward(seed, device):
+    """Mean reward of each round's cohort; paper 1, low heterogeneity."""
     options = {"x_med": 0.2, "x_max": 3.0, "samples": 2000}
-    simulation = Simulation(
-        lambda seed: federate(data, "dirichlet-environment", clients=200, seed=seed, **options),
-        lambda seed: build("cifar-cnn", data.sample_shape, data.classes, seed=seed),
-        policy,
-        cohort_size=10,
-        local=LocalTraining(epochs=5, batch_size=400, lr=0.1, epoch_decay=0.9993),
-        seeds=args.seeds,
-        device=args.device,
-        evaluate_every=0,
-    )
-    found = []
-    for _ in range(rounds):
-        simulation.step()
-        distances = (
-            one.session.signals.values("update_distance", one.finished) for one in simulation.seeds
-        )
-        found.append([-np.mean(values) for values in distances])
-    return np.array(found).T
+    data = load("cifar10").standardized()
+    clients = federate(data, "dirichlet-environment", clients=200, seed=seed, **options)
+    local = LocalTraining(epochs=5, batch_size=400, lr=0.1, epoch_decay=0.9993)
+    rewards = {"fedacs": [], "random": []}
+    for kept, policy in zip(rewards.values(), (FedACS(), WatchedUniform()), strict=True):
+
+        def keep(one, kept=kept):
+            distances = one.session.signals.values("update_distance", one.finished)
+            kept.append(-float(np.mean(distances)))
+
+        trained(clients, "cifar-cnn", policy, local, seed, device, rounds=60, after=keep)
+    return rewards
 
 
-def initialization(args):
-    data = load("mnist", args.root).standardized()
-    return [{"seed": seed, **initialized(data, seed, args)} for seed in args.seeds]
-
-
-def initialized(data, seed, args, samples=200):
+def initialization(seed, device, samples=200):
     """Smallest correlation between entries of two kernels, and between entries of two profiles."""
-    parts = federate(data, "skewness", clients=20, seed=seed, xi=1.0).parts
-    profiles = {}
+    data = load("mnist").standardized()
+    parts, profiles = federate(data, "skewness", clients=20, seed=seed, xi=1.0).parts, []
     for name in INITS:
         model = build("cnn", data.sample_shape, data.classes, seed=seed, init=name)
-        trainer = Trainer(model, device=args.device)
-        jobs = [Job(0, rows[:samples]) for c, rows in parts.items()]
-        profiles[name] = trainer.features(trainer.flat(), jobs, trainer.data(data.x, data.y))
-    kernels = {name: similarity_kernel(pdist(rows)) for name, rows in profiles.items()}
+        trainer = Trainer(model, device=device)
+        jobs = [Job(0, rows[:samples]) for rows in parts.values()]
+        profiles.append(trainer.features(trainer.flat(), jobs, trainer.data(data.x, data.y)))
+    kernels = [similarity_kernel(pdist(rows)) for rows in profiles]
     upper = np.triu_indices(len(parts), 1)
+    vectors = {"kernels": [k[upper] for k in kernels], "profiles": [p.ravel() for p in profiles]}
     return {
-        "kernels": min(_correlations([k[upper] for k in kernels.values()])),
-        "profiles": min(_correlations([p.ravel() for p in profiles.values()])),
+        name: min(float(np.corrcoef(a, b)[0, 1]) for a, b in itertools.combinations(both, 2))
+        for name, both in vectors.items()
     }
-
-
-def _correlations(vectors):
-    return [float(np.corrcoef(a, b)[0, 1]) for a, b in itertools.combinations(vectors, 2)]
 
 
 CLAIMS = (separation, total_variation, median, private_error)
@@ -381,16 +314,9 @@ BY_NAME = {claim.__name__.replace("_", "-"): claim for claim in CLAIMS}
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("claim", choices=BY_NAME)
-    parser.add_argument("--root", default=None)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args()
-    write(args.out, BY_NAME[args.claim](args))
+    args = arguments(__doc__, "claim", seeds=[0], device="auto", out=...)
+    measure = BY_NAME[args.claim]
+    write(args.out, [{"seed": seed, **measure(seed, args.device)} for seed in args.seeds])
 
 
 if __name__ == "__main__":
