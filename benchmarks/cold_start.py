@@ -17,7 +17,6 @@ limit by gains, which needs the model of every warm client, is then left out.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -26,6 +25,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from provenance import write
+from script import arguments
 
 from fedcohort.datasets import Federation, federate, load
 from fedcohort.partition import natural
@@ -37,7 +37,6 @@ from fedcohort.simulate import LocalTraining, Simulation, build
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 
-STRATEGIES = ("nearest", "plain", "match")
 IMAGES = LocalTraining(epochs=10, batch_size=32, lr=1e-4, optimizer="adam")
 TEXT = LocalTraining(epochs=20, batch_size=10, lr=0.01, optimizer="adam")
 # model, clients, cold clients (None: half), cohort, rounds, local training, rows of exact sketches
@@ -59,44 +58,43 @@ def split(dataset, name, clients, cold, seed):
         federation = federate(dataset, "natural", clients=clients, seed=seed)
         tests = natural(dataset.test_client_ids)
         parts = {c: rows for c, rows in federation.parts.items() if c in tests}
-        warm, cold = parted(parts, some(parts, cold or len(parts) // 2, rng))
-        return warm, cold, [tests[c] for c in warm], [tests[c] for c in cold]
-    cold = cold or clients // 2
-    count = clients - cold if name == "twins" else clients
-    parts = federate(dataset, "skewness", clients=count, seed=seed, xi="H").parts
+        cold = some(parts, cold or len(parts) // 2, rng)
+    else:
+        cold = cold or clients // 2
+        count = clients - cold if name == "twins" else clients
+        parts = federate(dataset, "skewness", clients=count, seed=seed, xi="H").parts
+        classes = {c: tuple(np.unique(dataset.y[rows]).tolist()) for c, rows in parts.items()}
+        if name == "no twins":
+            cold = without_twins(classes, cold, rng)
+        elif name == "random":
+            cold = some(parts, cold, rng)
+        # all test samples of the client's classes, which it has in about equal shares
+        tests = {c: np.flatnonzero(np.isin(dataset.y_test, own)) for c, own in classes.items()}
     if name == "twins":
         mixed = {c: rng.permutation(rows) for c, rows in parts.items()}
-        warm = {c: np.sort(rows[: len(rows) // 2]) for c, rows in mixed.items()}
-        cold = {c: np.sort(rows[len(rows) // 2 :]) for c, rows in list(mixed.items())[:cold]}
-    elif name == "random":
-        warm, cold = parted(parts, some(parts, cold, rng))
+        warm = {c: rows[: len(rows) // 2] for c, rows in mixed.items()}
+        cold = {c: mixed[c][len(mixed[c]) // 2 :] for c in list(parts)[:cold]}
     else:
-        warm, cold = without_twins(dataset, parts, cold, rng)
-    # all test samples of the client's classes, which it has in about equal shares
-    classes = [[np.unique(dataset.y[rows]) for rows in group.values()] for group in (warm, cold)]
-    tests = [[np.flatnonzero(np.isin(dataset.y_test, c)) for c in group] for group in classes]
-    return warm, cold, *tests
+        warm = {c: rows for c, rows in parts.items() if c not in cold}
+        cold = {c: rows for c, rows in parts.items() if c in cold}
+    sides = [{c: np.sort(rows) for c, rows in side.items()} for side in (warm, cold)]
+    return *sides, [tests[c] for c in warm], [tests[c] for c in cold]
 
 
 def some(parts, count, rng):
     return {list(parts)[i] for i in rng.choice(len(parts), count, replace=False)}
 
 
-def without_twins(dataset, parts, cold, rng):
-    """No warm client has both classes of a cold one."""
-    by_pair = {}
-    for client, rows in parts.items():
-        by_pair.setdefault(tuple(np.unique(dataset.y[rows]).tolist()), []).append(client)
-    pairs, chosen = list(by_pair), set()
-    for i in rng.permutation(len(pairs)):
-        if len(chosen) + len(by_pair[pairs[i]]) <= cold:
-            chosen.update(by_pair[pairs[i]])
-    return parted(parts, chosen)
-
-
-def parted(parts, chosen):
-    warm = {c: np.sort(rows) for c, rows in parts.items() if c not in chosen}
-    return warm, {c: np.sort(rows) for c, rows in parts.items() if c in chosen}
+def without_twins(classes, cold, rng):
+    """Cold clients, of whom no warm client has both classes."""
+    by_pair, chosen = {}, set()
+    for client, pair in classes.items():
+        by_pair.setdefault(pair, []).append(client)
+    groups = list(by_pair.values())
+    for i in rng.permutation(len(groups)):
+        if len(chosen) + len(groups[i]) <= cold:
+            chosen.update(groups[i])
+    return chosen
 
 
 def sketcher(dataset, rows, bits, seed, epsilon=None):
@@ -137,54 +135,28 @@ def registered(sketches):
         yield registry
 
 
-def train(dataset, setting, splits, args):
-    """Return the simulation, and for each seed the personal models and whose they are."""
-    model, _, _, cohort, rounds, local, exact_rows = setting
-    simulation = Simulation(
-        lambda seed: Federation(dataset, splits[seed][0]),
-        lambda seed: build(model, dataset.sample_shape, dataset.classes, seed=seed),
-        "uniform",
-        cohort_size=min(cohort, *(len(warm) for warm, *_ in splits.values())),
-        local=local,
-        aggregation="size-weighted",
-        seeds=tuple(splits),
-        device=args.device,
-        evaluate_every=0,
-    )
-    for _ in range(rounds):
-        simulation.step()
-    personal = {}
-    for one in simulation.seeds:
-        warm, cold, *_ = splits[one.seed]
-        tuned = warm
-        if args.finetune is not None:
-            tuned = retrieved(
-                sketcher(dataset, exact_rows, 6, one.seed), warm, cold, one.seed, args
-            )
-        trainer, data = simulation.trainer, simulation.train_data
-        personal[one.seed] = finetune(trainer, one.model, tuned, data, seed=one.seed), tuned
-    return simulation, personal
-
-
-def retrieved(sketch, warm, cold, seed, args):
+def retrieved(sketch, warm, cold, seed, count):
     """The warm clients that are the nearest of a cold one, and some more."""
     with registered({c: sketch(rows) for c, rows in warm.items()}) as registry:
         start = ColdStart(registry, max_distance=None)
         near = {c for rows in cold.values() for c in start.advise(sketch(rows), "nearest").weights}
     others = stream(seed, "fine-tuned").permutation([c for c in warm if c not in near])
-    more = others[: args.finetune].tolist()
+    more = others[:count].tolist()
     return {c: rows for c, rows in warm.items() if c in near or c in more}
 
 
 class Judge:
-    """Scores models for the clients of one seed."""
+    """Scores the global and the personal models for the clients of one seed."""
 
-    def __init__(self, simulation, one, split, personal):
+    def __init__(self, simulation, one, split, sketch, count):
         self.trainer, self.glob = simulation.trainer, one.model
         self.data, self.test = simulation.train_data, simulation.test_data
         self.warm, self.cold, self.warm_test, self.cold_test = split
-        self.personal, self.tuned = personal
-        self.order = {client: i for i, client in enumerate(self.tuned)}
+        tuned = self.warm
+        if count is not None:
+            tuned = retrieved(sketch, self.warm, self.cold, one.seed, count)
+        self.personal = finetune(self.trainer, one.model, tuned, self.data, seed=one.seed)
+        self.order = {client: i for i, client in enumerate(tuned)}
 
     def of_global(self, parts, data):
         return self.every(self.glob[None], parts, data)[0]
@@ -200,8 +172,8 @@ class Judge:
         return np.array([self.every(model[None], [part], data)[0, 0] for model, part in pairs])
 
     def baselines(self):
-        pairs = zip(self.warm, self.warm_test, strict=True)
-        tests = [rows for c, rows in pairs if c in self.tuned]
+        tests = zip(self.warm, self.warm_test, strict=True)
+        tests = [rows for c, rows in tests if c in self.order]
         every = self.every(self.personal, self.cold_test, self.test)
         return {
             "warm global": self.of_global(tests, self.test),
@@ -231,14 +203,15 @@ class Judge:
                 advices = [start.advise(s, strategy) for s in cold]
                 out[strategy] = self.advised(advices, self.cold_test, self.test)
                 squares = np.array([a.squared for a in advices])
-                allowed = [max(limit, a.neighbors[0].error) for a in advices]
-                out[f"{strategy}, auto"] = np.where(squares <= allowed, out[strategy], glob)
-                if len(self.tuned) == len(warm):
+                allowed = {"auto": [max(limit, a.neighbors[0].error) for a in advices]}
+                if len(self.order) == len(warm):
                     held = [start.advise(s, strategy, without=c) for c, s in warm.items()]
                     rows = list(self.warm.values())
                     gains = self.advised(held, rows, self.data) - self.of_global(rows, self.data)
-                    allowed = gains_limit([a.squared for a in held], gains)
-                    out[f"{strategy}, gains"] = np.where(squares <= allowed, out[strategy], glob)
+                    allowed["gains"] = gains_limit([a.squared for a in held], gains)
+                for name, most in allowed.items():
+                    near = squares <= most
+                    out[f"{strategy}, {name}"] = np.where(near, out[strategy], glob)
         return out
 
 
@@ -253,43 +226,61 @@ def gains_limit(squares, gains):
 
 
 def run(dataset, setting, name, args):
+    model, clients, cold, cohort, rounds, local, exact_rows = setting
     started, seeds = time.perf_counter(), args.seeds
-    splits = {s: split(dataset, name, *setting[1:3], s) for s in seeds}
-    simulation, personal = train(dataset, setting, splits, args)
+    splits = {s: split(dataset, name, clients, cold, s) for s in seeds}
+    simulation = Simulation(
+        lambda seed: Federation(dataset, splits[seed][0]),
+        lambda seed: build(model, dataset.sample_shape, dataset.classes, seed=seed),
+        "uniform",
+        cohort_size=min(cohort, *(len(warm) for warm, *_ in splits.values())),
+        local=local,
+        aggregation="size-weighted",
+        seeds=seeds,
+        device=args.device,
+        evaluate_every=0,
+    )
+    for _ in range(rounds):
+        simulation.step()
+    judges = {}
+    for one in simulation.seeds:
+        sketch = sketcher(dataset, exact_rows, 6, one.seed)
+        judges[one.seed] = Judge(simulation, one, splits[one.seed], sketch, args.finetune)
     trained = time.perf_counter() - started
-    judges = {
-        one.seed: Judge(simulation, one, splits[one.seed], personal[one.seed])
-        for one in simulation.seeds
-    }
-    base, retrieval = {s: judge.baselines() for s, judge in judges.items()}, []
-    records = float(np.median([len(rows) for rows in splits[seeds[0]][0].values()]))
-    sizes = [(setting[-1], 6, None)]  # exact; then the released code's size, and the recommended
+    base, retrieval = [judge.baselines() for judge in judges.values()], []
+    warm, cold, *_ = splits[seeds[0]]
+    records = float(np.median([len(rows) for rows in warm.values()]))
+    sizes = [(exact_rows, 6, None)]  # exact; then the released code's size, and the recommended
     for epsilon in args.epsilons:
         planned = sketch_size(records, epsilon)
         sizes += [(10, 6, epsilon), (planned.rows, planned.bits, epsilon)]
-    first = {k: np.round(v, 4).tolist() for k, v in base[seeds[0]].items()}
+    first = base[0]
     for rows, bits, epsilon in sizes:
-        by_seed = {
-            s: judge.retrieval(sketcher(dataset, rows, bits, s, epsilon), args.strategies)
+        by_seed = [
+            judge.retrieval(sketcher(dataset, rows, bits, s, epsilon), args.strategies)
             for s, judge in judges.items()
-        }
+        ]
         if epsilon is None:
-            first["nearest"] = np.round(by_seed[seeds[0]]["nearest"], 4).tolist()
+            first = first | {"nearest": by_seed[0]["nearest"]}
         row = {"rows": rows, "bits": bits, "epsilon": epsilon, "accuracy": summary(by_seed)}
         print(json.dumps(row), flush=True)
         retrieval.append(row)
-    warm, cold, *_ = splits[seeds[0]]
-    about = {"split": name, "warm": len(warm), "fine-tuned": len(personal[seeds[0]][1])}
-    about |= {"cold": len(cold), "median samples": records, "baselines": summary(base)}
-    about |= {"by client, first seed": first, "retrieval": retrieval}
-    about["seconds"] = {"training": trained, "all": time.perf_counter() - started}
-    return about
+    return {
+        "split": name,
+        "warm": len(warm),
+        "fine-tuned": len(judges[seeds[0]].order),
+        "cold": len(cold),
+        "median samples": records,
+        "baselines": summary(base),
+        "by client, first seed": {k: np.round(v, 4).tolist() for k, v in first.items()},
+        "retrieval": retrieval,
+        "seconds": {"training": trained, "all": time.perf_counter() - started},
+    }
 
 
 def summary(by_seed):
     """Mean over clients; then mean and standard deviation over seeds."""
-    names = next(iter(by_seed.values()))
-    means = {k: [float(v[k].mean()) for v in by_seed.values()] for k in names}
+    means = {k: [float(one[k].mean()) for one in by_seed] for k in by_seed[0]}
     return {
         k: {"mean": float(np.mean(v)), "std": float(np.std(v, ddof=len(v) > 1)), "seeds": v}
         for k, v in means.items()
@@ -297,25 +288,15 @@ def summary(by_seed):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dataset", default="mnist", choices=SETTINGS)
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--finetune", type=int, help="how many warm clients beside the retrieved")
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
-    parser.add_argument(
-        "--split", choices=("twins", "random", "no twins", "natural"), required=True
-    )
-    parser.add_argument("--epsilons", type=float, nargs="*", default=[])
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args()
-    setting = SETTINGS[args.dataset]
+    options = {"dataset": "mnist", "split": ..., "device": "auto", "seeds": [0, 1, 2], "out": ...}
+    strategies = ["nearest", "plain", "match"]
+    args = arguments(__doc__, **options, finetune=int, strategies=strategies, epsilons=[float])
     torch.set_num_threads(min(4, torch.get_num_threads()))
-    model, _, _, cohort, rounds, local, _ = setting
+    setting = model, _, _, cohort, rounds, local, _ = SETTINGS[args.dataset]
     stated = {"dataset": args.dataset, "model": model, "cohort": cohort, "rounds": rounds}
     stated["local"] = {k: getattr(local, k) for k in ("epochs", "batch_size", "lr", "optimizer")}
-    split = run(load(args.dataset), setting, args.split, args)
-    write(args.out, {**stated, "seeds": args.seeds, "splits": [split]})
+    splits = [run(load(args.dataset), setting, args.split, args)]
+    write(args.out, {**stated, "seeds": args.seeds, "splits": splits})
 
 
 if __name__ == "__main__":
