@@ -4,17 +4,15 @@ python benchmarks/flower_apps.py FLOWER   # a checkout of https://github.com/flw
 
 The apps' files are Flower's, with one of examples/patches applied. Only what they download is
 replaced: data by small made-up sets with skewed labels, BERT by a tiny one, a metric by our own.
-Six clients run in this process, two rounds per policy; each app has a process of its own, which
-starts anew where a policy ends it. Frameworks that are not installed are named as such. Writes
-benchmarks/results/flower-apps.json.
+Six clients run in one process, two rounds per policy; each app has a process of its own, which
+starts anew where a policy ends it. Frameworks that are not installed are named as such. --apps and
+--policies are lists with commas. Writes benchmarks/results/flower-apps.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
-import json
 import os
 import random
 import shutil
@@ -22,12 +20,17 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from importlib.machinery import ModuleSpec
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 from provenance import write
+from script import arguments
 
 ROOT = Path(__file__).parents[1]
 PATCHES = ROOT / "examples" / "patches"
@@ -159,11 +162,33 @@ def with_tiny_bert(folder: Path) -> None:
     )
 
 
-def run_app(flower: Path, name: str, settings: dict, policies: list[str]) -> None:
-    """Run an app under policies, and print one line of JSON per policy."""
-    sys.path.insert(0, str(ROOT))
+def enter(flower: Path, name: str) -> None:
+    """Make this process one of an app, which says nothing."""
+    folder = Path(tempfile.mkdtemp()) / name
+    shutil.copytree(flower / "examples" / name, folder)
+    subprocess.run(["git", "apply", PATCHES / f"{name}.patch"], cwd=folder, check=True)
+    os.chdir(folder)
+    sys.path[:0] = [str(folder), str(ROOT)]
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@cache
+def load_app():
+    """The server and the client module of the process's app, and its settings."""
+    from tests.flower.conftest import identify_process
+
+    without_downloads(Path.cwd().parent)
+    identify_process()
+    app = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    names = [app["components"][kind].partition(":")[0] for kind in ("serverapp", "clientapp")]
+    return *map(importlib.import_module, names), flat(app["config"])
+
+
+def run_app(settings: dict, policy: str) -> str:
+    """Run the app under one policy, and return why that does not work: "" if it does."""
     from flwr.app import Context, RecordDict
-    from tests.flower.conftest import LocalGrid, identify_process
+    from tests.flower.conftest import LocalGrid
 
     from fedcohort.flower import CohortStrategy
 
@@ -174,41 +199,23 @@ def run_app(flower: Path, name: str, settings: dict, policies: list[str]) -> Non
             super().__init__(*args, timeout=60, **options)
             made.append(self)
 
-    folder = Path(tempfile.mkdtemp())
-    shutil.copytree(flower / "examples" / name, folder / name)
-    patch = PATCHES / f"{name}.patch"
-    subprocess.run(["git", "apply", patch], cwd=folder / name, check=True)
-    os.chdir(folder / name)
-    sys.path.insert(0, str(folder / name))
-    without_downloads(folder)
-    identify_process()
-    app = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    server, client = (
-        importlib.import_module(app["components"][kind].partition(":")[0])
-        for kind in ("serverapp", "clientapp")
-    )
-    server.CohortStrategy = Kept
-    for policy in policies:
-        print(json.dumps([policy, "it ended the process"]), flush=True)
-        config = flat(app["config"])
-        config |= {k: v for k, v in SETTINGS.items() if k in config}
-        config |= {**settings, "policy": policy}
-        made.clear()
+    try:
+        server, client, config = load_app()
+        server.CohortStrategy = Kept
+        changed = {k: v for k, v in SETTINGS.items() if k in config} | settings
+        config = {**config, **changed, "policy": policy}
         random.seed(0)
         shutil.rmtree("outputs", ignore_errors=True)  # one app names runs by the second
         grid = LocalGrid()
         for i in range(CLIENTS):
             grid.add(i + 1, client.app, **{"partition-id": i, "num-partitions": CLIENTS})
             grid.contexts[i + 1].run_config = dict(config)
-        why = ""
-        try:
-            server.app(grid, Context(0, 1, {}, RecordDict(), config))
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-        rounds = [len(r.finished) == len(r.selected) for s in made for r in s.history]
-        if not why and rounds != [True, True]:
-            why = f"{rounds}: {made[0].history[-1].line() if rounds else 'no round'}"
-        print(json.dumps([policy, why]), flush=True)
+        server.app(grid, Context(0, 1, {}, RecordDict(), config))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    rounds = [len(r.finished) == len(r.selected) for s in made for r in s.history]
+    last = made[0].history[-1].line() if rounds else "no round"
+    return "" if rounds == [True, True] else f"{rounds}: {last}"
 
 
 def flat(table: dict, prefix: str = "") -> dict:
@@ -221,52 +228,36 @@ def flat(table: dict, prefix: str = "") -> dict:
 
 def outcomes(flower: Path, name: str, settings: dict, policies: list[str]) -> dict[str, str]:
     """Return why each policy does not run, "" for those that do."""
-    out: dict[str, str] = {}
-    while left := [p for p in policies if p not in out]:
-        arguments = [str(flower), "--one", name, json.dumps(settings), ",".join(left)]
-        command = [sys.executable, __file__, *arguments]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
-        )
-        found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
-        if not found:
-            return dict.fromkeys(policies, done.stderr.strip().splitlines()[-1])
-        out |= dict(found)
+    out, pool = {}, None
+    for policy in policies:
+        if pool is None:
+            pool = ProcessPoolExecutor(1, get_context("spawn"), enter, (flower, name))
+        try:
+            out[policy] = pool.submit(run_app, settings, policy).result(LIMIT)
+        except (BrokenProcessPool, SystemExit):
+            out[policy], pool = "it ended the process", None
     return out
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("flower", type=Path)
-    parser.add_argument("--apps", help="only these, separated by commas")
-    parser.add_argument("--policies", help="only these")
-    parser.add_argument("--out", type=Path, default=RESULT)
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.one:
-        name, settings, policies = args.one
-        run_app(args.flower, name, json.loads(settings), policies.split(","))
-        return
     from fedcohort.policies import POLICIES
 
-    apps = args.apps.split(",") if args.apps else sorted(p.stem for p in PATCHES.glob("*.patch"))
-    policies = args.policies.split(",") if args.policies else sorted(POLICIES)
-    found = {}
-    for name in apps:
+    every = {"apps": sorted(p.stem for p in PATCHES.glob("*.patch")), "policies": sorted(POLICIES)}
+    joined = {name: ",".join(words) for name, words in every.items()}
+    args = arguments(__doc__, "flower", **joined, out=str(RESULT))
+    os.environ |= {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    policies, found = args.policies.split(","), {}
+    for name in args.apps.split(","):
         lines = (PATCHES / f"{name}.patch").read_text().splitlines()
-        added = sum(line.startswith("+") and len(line.strip("+")) > 0 for line in lines) - sum(
-            line.startswith("+++") for line in lines
-        )
+        added = [line for line in lines if line.startswith("+") and not line.startswith("+++")]
         for variant, settings in VARIANTS.get(name, {"": {}}).items():
             title = f"{name}, {variant}" if variant else name
-            reasons = outcomes(args.flower, name, settings, policies)
-            found[title] = {"lines": added, "reasons": reasons}
-            good = [policy for policy, why in reasons.items() if not why]
-            print(f"{title}: {len(good)} of {len(policies)}", flush=True)
-            for policy, why in reasons.items():
-                if why:
-                    print(f"    {policy}: {why[:300]}", flush=True)
+            reasons = outcomes(Path(args.flower).resolve(), name, settings, policies)
+            found[title] = {"lines": sum(len(line) > 1 for line in added), "reasons": reasons}
+            why_not = {policy: why for policy, why in reasons.items() if why}
+            print(f"{title}: {len(reasons) - len(why_not)} of {len(policies)}", flush=True)
+            for policy, why in why_not.items():
+                print(f"    {policy}: {why[:300]}", flush=True)
         write(args.out, {"clients": CLIENTS, "rounds": 2, "apps": found})
 
 

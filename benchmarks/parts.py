@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -16,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from suite import Part, Script
 from fedcohort import storage
 from fedcohort.datasets import Dataset
 from fedcohort.exceptions import ConfigError, DataError
-from fedcohort.experiments import config
 from fedcohort.experiments.config import Experiment
 from fedcohort.experiments.results import Summary, read_json
 from fedcohort.experiments.run import dataset_of, run, simulation_of
@@ -39,22 +38,20 @@ from fedcohort.storage import write_atomically
 LOADED: dict[object, tuple[Dataset, str]] = {}  # data sets, each with its hash
 
 
+class OutOfTime(Exception):
+    """No time is left for more rounds; those that were run are saved."""
+
+
 def loaded(experiment: Experiment) -> tuple[Dataset, str]:
-    """The data set of an experiment, read once, and its hash."""
+    """The data set of an experiment, read once, and a hash of its arrays."""
     source = experiment.data.source
     if source not in LOADED:
-        dataset = dataset_of(experiment.data)
-        LOADED[source] = dataset, data_digest(dataset)
+        dataset, digest = dataset_of(experiment.data), hashlib.blake2b(digest_size=16)
+        for array in (dataset.x, dataset.y, dataset.x_test, dataset.y_test):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        LOADED[source] = dataset, digest.hexdigest()
     return LOADED[source]
-
-
-def data_digest(dataset: Dataset) -> str:
-    """A hash of a data set's arrays."""
-    digest = hashlib.blake2b(digest_size=16)
-    for array in (dataset.x, dataset.y, dataset.x_test, dataset.y_test):
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 def split_done(parts: Sequence[Part], folder: Path, resume: bool) -> tuple[list[Part], list[Part]]:
@@ -66,72 +63,71 @@ def split_done(parts: Sequence[Part], folder: Path, resume: bool) -> tuple[list[
     left: list[Part] = []
     for part in parts:
         path = folder / part.file_name
-        (done if path.exists() and _is_of(read_json(path), part) else left).append(part)
+        (done if path.exists() and is_of(read_json(path), part) else left).append(part)
     return done, left
 
 
-def _is_of(result: Any, part: Part) -> bool:
+def is_of(result: Any, part: Part) -> bool:
+    """Whether a result is of this part and of the present code."""
     if not isinstance(result, dict) or not isinstance(result.get("provenance"), dict):
         return False
     made_of = (result.get("experiment"), result["provenance"].get("source"))
-    return made_of == (_plain(part.experiment), source_digest(_is_script(part)))
+    return made_of == (part.values, source_digest(part.is_script))
 
 
-def _is_script(part: Part) -> bool:
-    return isinstance(part.experiment, Script)
-
-
-def _plain(experiment: Experiment | Script) -> Any:
-    values = asdict(experiment) if isinstance(experiment, Script) else config.dump(experiment)
-    values.pop("device")  # results do not depend on it
-    return json.loads(json.dumps(values))
-
-
-def write_part(part: Part, folder: Path) -> None:
+def write_part(part: Part, folder: Path, until: float = math.inf) -> bool:
     """Run one part, from its checkpoint if there is one, and write its result file.
 
-    Seconds, load and device are those of the last go.
+    Return whether that was possible `until` then, a time in seconds since the epoch: a run is saved
+    after a round and a script is not begun. Seconds, load and device are those of the last go.
     """
+    if time.time() >= until:
+        return False
     before, started, digest = os.getloadavg()[0], time.perf_counter(), None
-    if isinstance(part.experiment, Script):
-        measured: dict[str, Any] = {"result": run_script(part.experiment)}
-    else:
-        dataset, digest = loaded(part.experiment)
-        started = time.perf_counter()
-        measured = {"seeds": _train(part, part.experiment, dataset, folder / part.stem)}
+    try:
+        if isinstance(part.experiment, Script):
+            measured: dict[str, Any] = {"result": run_script(part.experiment)}
+        else:
+            dataset, digest = loaded(part.experiment)
+            started = time.perf_counter()
+            rows = _train(part, part.experiment, dataset, folder / part.stem, until)
+            measured = {"seeds": rows}
+    except OutOfTime:
+        return False
     result = {
         "setting": part.setting,
         "variant": part.variant,
         "targets": list(part.targets),
-        "experiment": _plain(part.experiment),
+        "experiment": part.values,
         "seconds": time.perf_counter() - started,
         "load": [before, os.getloadavg()[0]],
         **measured,
-        "provenance": provenance(part.experiment.device, _is_script(part)) | {"data": digest},
+        "provenance": provenance(part.experiment.device, part.is_script) | {"data": digest},
     }
     write_atomically(folder / part.file_name, json.dumps(result).encode())
     shutil.rmtree(folder / part.stem, ignore_errors=True)
+    return True
 
 
 def _train(
-    part: Part, experiment: Experiment, dataset: Dataset, folder: Path
+    part: Part, experiment: Experiment, dataset: Dataset, folder: Path, until: float
 ) -> list[dict[str, Any]]:
     """Run the part's seeds in a run folder, and return one row per seed."""
-    _drop_other_code(folder)
-    result = run(experiment, folder, resume=True, dataset=dataset)
+
+    def look_at_the_clock(records: Any) -> None:
+        if time.time() >= until:
+            raise OutOfTime
+
+    mark = folder / "source"
+    if not mark.exists() or mark.read_text() != source_digest(False):  # begun by other code
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        mark.write_text(source_digest(False))
+    result = run(experiment, folder, resume=True, on_round=look_at_the_clock, dataset=dataset)
     simulation = simulation_of(experiment, dataset)
     simulation.load_state_dict(storage.load(folder / "checkpoint"))
     pairs = zip(result.histories, result.summaries, strict=True)
     return [_row(simulation, i, *pair, part) for i, pair in enumerate(pairs)]
-
-
-def _drop_other_code(folder: Path) -> None:
-    """Begin anew where other code began the run."""
-    mark = folder / "source"
-    if not mark.exists() or mark.read_text() != source_digest(False):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        mark.write_text(source_digest(False))
 
 
 def run_script(script: Script) -> Any:
@@ -162,13 +158,10 @@ def _row(
     rounds = [rounds_to_target(accuracy, target) for target in part.targets]
     by_client, step = client_accuracy(simulation, index), part.curve_step
     tenth = np.sort(by_client)[: max(1, len(by_client) // 10)]
-    row = summary._asdict()
+    row = {k: None if v != v else v for k, v in summary._asdict().items()}  # NaN is not JSON
     overhead = {key: row.pop(f"overhead_{key}") for key in ("up", "down")}
-    overhead |= {
-        "skipped": row.pop("skipped"),
-        "down_to_all": down_to_all(simulation, index, history),
-    }
-    row = {k: None if v != v else v for k, v in row.items()}  # NaN is not JSON
+    overhead["skipped"] = row.pop("skipped")
+    overhead["down_to_all"] = down_to_all(simulation, index, history)
     return row | {
         "overhead": overhead,
         "rounds_to": rounds,
@@ -219,7 +212,7 @@ def join(parts: Sequence[Part], folder: Path, *, partial: bool = False) -> dict[
         path = folder / part.file_name
         if path.exists():
             result = read_json(path)
-            if not _is_of(result, part):
+            if not is_of(result, part):
                 raise DataError(f"{path} was made by other code or settings: run it again")
             results.append(result)
         elif partial:

@@ -3,17 +3,22 @@
 python benchmarks/run.py --suite selection --out parts --resume --join selection.json
 python benchmarks/run.py --only ', uniform$' --seeds 1 --against selection.json
 
-What was interrupted continues with --resume. Processes may share a folder if their --only find
-different parts. With --against, the exit status is 1 if a result differs from the published one by
-more than rounding and the spread over seeds.
+What was interrupted, or had no time left, continues with --resume. With --against, the exit status
+is 1 if a result differs from the published one by more than rounding and the spread over seeds; it
+is 3 if --seconds ended the run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -36,6 +41,8 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     add("--resume", action="store_true", help="run only what the folder does not hold yet")
     add("--only", default="", help="only parts whose 'SUITE: SETTING, VARIANT' this finds")
     add("--device", default="auto", help="where models train: auto, cpu or cuda")
+    add("--workers", type=int, default=1, help="processes that share the parts [1]")
+    add("--seconds", type=float, default=math.inf, help="then save what runs, and stop")
     add("--list", action="store_true", help="print the parts, run none")
     add("--join", type=Path, help="write all parts of the suite into this one result file")
     add("--partial", action="store_true", help="with --join: run nothing, join what there is")
@@ -65,9 +72,12 @@ def command(args: argparse.Namespace) -> int:
         done, todo = split_done(chosen, args.out, args.resume)
         for part in done:
             say(f"kept: {part.name}")
-        for part in todo:
-            write_part(part.on(args.device), args.out)
-            say(f"done: {part.name}")
+        left = 0
+        for part, is_done in run_parts([part.on(args.device) for part in todo], args):
+            say(f"{'done' if is_done else 'no time left'}: {part.name}")
+            left += not is_done
+        if left:
+            return 3
     if args.join is not None:
         result = join(chosen if args.partial else every, args.out, partial=args.partial)
         write_atomically(args.join, (json.dumps(result) + "\n").encode())
@@ -82,6 +92,20 @@ def command(args: argparse.Namespace) -> int:
             f"{published} published, {apart} apart at most"
         )
     return int(any(row.verdict == DIFFERS for row in repeated))
+
+
+def run_parts(parts: list[Part], args: argparse.Namespace) -> Iterator[tuple[Part, bool]]:
+    """Run the parts, by one process or several, and say of each whether it was in time."""
+    until = time.time() + args.seconds
+    if args.workers == 1:
+        yield from ((part, write_part(part, args.out, until)) for part in parts)
+        return
+    pool = ProcessPoolExecutor(args.workers, get_context("spawn"))
+    try:
+        jobs = {pool.submit(write_part, part, args.out, until): part for part in parts}
+        yield from ((jobs[job], job.result()) for job in as_completed(jobs))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def matching(parts: list[Part], only: str) -> list[Part]:

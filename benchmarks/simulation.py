@@ -3,6 +3,7 @@
 python benchmarks/simulation.py --pfl-python ../venv-pfl/bin/python
 python benchmarks/simulation.py --gpu --pfl-python ../venv-pfl/bin/python
 
+--workloads and --engines are lists with commas; the Python of pfl 0.6 has what fedcohort needs too.
 Each engine runs in a process of its own. The engines take turns of at least a quarter of a second
 and one round, so that a busy moment of the machine affects all alike. Peers that are not installed
 are listed as absent in the result. On a GPU, fedcohort is timed with one seed and with several,
@@ -11,19 +12,23 @@ and its seconds are per seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean, median
 
 import numpy as np
 from provenance import write
-from simulation_engines import WORKLOADS
+from script import arguments
+from simulation_engines import ENGINES, WORKLOADS
+
+from fedcohort.datasets import load
+from fedcohort.exceptions import DataError
 
 HERE = Path(__file__).parent
 
@@ -31,16 +36,14 @@ HERE = Path(__file__).parent
 class Child:
     """An engine in a process of its own."""
 
-    def __init__(
-        self, engine, workload, data, *, python, device="cpu", seeds=1, precision="float32"
-    ):
+    def __init__(self, python, engine, workload, data, device="cpu", seeds=1, precision="float32"):
         paths = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
         path = os.pathsep.join(filter(None, paths))
         env = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": path}
-        command = [python, str(HERE / "simulation_engines.py"), engine, workload, str(data)]
+        words = [python, HERE / "simulation_engines.py", engine, workload, data, device, seeds]
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read if the child fails)
         self.process = subprocess.Popen(
-            [*command, device, str(seeds), precision], env=env, text=True,
+            [*map(str, words), precision], env=env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
         )  # fmt: skip
         self._answer()
@@ -96,46 +99,34 @@ def peak_memory(pid):
     return sum(parents[p][1] for p in family if p in parents)
 
 
-def arrays(shape, classes):
-    """Fashion-MNIST if it is installed, else noise of the wanted shape."""
-    from fedcohort.datasets import load
-    from fedcohort.exceptions import DataError
-
-    if shape == (1, 28, 28):
-        try:
-            data = load("fashion-mnist")
-            return data.name, {k: getattr(data, k) for k in ("x", "y", "x_test", "y_test")}
-        except DataError:
-            pass
-    rng = np.random.default_rng(0)
-    if len(shape) == 1:  # windows of characters, 400 per client
-        x, x_test = (rng.integers(0, classes, (n, *shape)) for n in (40_000, 1000))
-        y, y_test = (rng.integers(0, classes, n) for n in (40_000, 1000))
-        return "random characters", {"x": x, "y": y, "x_test": x_test, "y_test": y_test}
-    n, m = (60_000, 10_000) if shape == (1, 28, 28) else (50_000, 10_000)
-    return "noise of the same shape", {
-        "x": rng.random((n, *shape), dtype=np.float32), "y": rng.integers(0, 10, n),
-        "x_test": rng.random((m, *shape), dtype=np.float32), "y_test": rng.integers(0, 10, m),
-    }  # fmt: skip
-
-
 def stored(work, folder):
-    """Where the data of a workload come from, and the file that holds them."""
-    source, data = arrays(work.shape, work.classes)
-    path = folder / f"{'x'.join(map(str, work.shape))}.npz"
-    if not path.exists():
-        np.savez(path, **data)
+    """Where the data of a workload come from, and the file that holds them.
+
+    Fashion-MNIST if it is installed, else noise of the wanted shape.
+    """
+    rng, path = np.random.default_rng(0), folder / f"{'x'.join(map(str, work.shape))}.npz"
+    if len(work.shape) == 1:  # windows of characters, 400 per client
+        source, sizes = "random characters", (40_000, 1000)
+        x, x_test = (rng.integers(0, work.classes, (n, *work.shape)) for n in sizes)
+    else:
+        source, sizes = "noise of the same shape", (50_000, 10_000)
+        x, x_test = (rng.random((n, *work.shape), dtype=np.float32) for n in sizes)
+    y, y_test = (rng.integers(0, work.classes, n) for n in sizes)
+    if work.shape == (1, 28, 28):
+        with suppress(DataError):
+            data = load("fashion-mnist")
+            source, x, y, x_test, y_test = data.name, data.x, data.y, data.x_test, data.y_test
+    np.savez(path, x=x, y=y, x_test=x_test, y_test=y_test)
     return source, path
 
 
 def measure(name, engines, turns, folder):
     """Let all engines take turns on one workload."""
-    work = WORKLOADS[name]
-    source, path = stored(work, folder)
+    source, path = stored(WORKLOADS[name], folder)
     children, absent = {}, {}
     for label, python in engines.items():
         try:
-            children[label] = Child(label, name, path, python=python)
+            children[label] = Child(python, label, name, path)
         except (RuntimeError, OSError) as error:
             absent[label] = str(error).strip().splitlines()[-1]
     for child in children.values():
@@ -145,11 +136,16 @@ def measure(name, engines, turns, folder):
     for _ in range(turns):
         for child in children.values():
             child.turn()
-    result = {"data": source, "absent": absent, "engines": {}}
+    rows = {}
     for label, child in children.items():
         child.end()
-        result["engines"][label] = summary(child)
-    return result
+        rows[label] = {
+            "median_s": round(median(child.seconds), 6),
+            "rounds": len(child.seconds),
+            "peak_mb": round(child.peak),
+            "accuracy": child.accuracy,
+        }
+    return {"data": source, "absent": absent, "engines": rows}
 
 
 ON_CPU = {"W1": 20, "W2": 10, "W3": 20}  # turns of each workload
@@ -165,14 +161,13 @@ ON_GPU = {
 }
 
 
-def measure_gpu(name, pfl_python, folder, device="cuda"):
+def measure_gpu(name, pfl_python, folder):
     """Seconds per round of every engine on a GPU, one after the other."""
     (runs, rounds), work = ON_GPU[name], WORKLOADS[name]
     _, path = stored(work, folder)
 
-    def timed(engine, python, seeds, precision):
-        how = {"device": device, "seeds": seeds, "precision": precision}
-        child = Child(engine, name, path, python=python, **how)
+    def timed(engine, seeds, precision, python=sys.executable):
+        child = Child(python, engine, name, path, "cuda", seeds, precision)
         for _ in range(max(2, work.evaluate_every) + rounds):  # the first compile kernels
             child.round()
         child.end()
@@ -181,31 +176,20 @@ def measure_gpu(name, pfl_python, folder, device="cuda"):
         return about | {"mean_s": round(mean(seconds), 6), "median_s": round(median(seconds), 6)}
 
     precisions = dict.fromkeys(precision for _, precision in runs)
-    result = {"fedcohort": [timed("fedcohort", sys.executable, *run) for run in runs]}
-    result["loop"] = [timed("loop", sys.executable, 1, precision) for precision in precisions]
-    if name == "pfl-cifar10" and pfl_python:
-        result["pfl"] = timed("pfl", pfl_python, 1, "float32")
+    result = {"fedcohort": [timed("fedcohort", *run) for run in runs]}
+    result["loop"] = [timed("loop", 1, precision) for precision in precisions]
+    if name == "pfl-cifar10" and pfl_python != sys.executable:
+        result["pfl"] = timed("pfl", 1, "float32", pfl_python)
     return result
 
 
-def summary(child):
-    seconds = child.seconds
-    times = {"median_s": round(median(seconds), 6), "rounds": len(seconds)}
-    return times | {"peak_mb": round(child.peak), "accuracy": child.accuracy}
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workloads", help="comma-separated names [all]")
-    parser.add_argument("--engines", default="fedcohort,loop,flower,pfl")
-    parser.add_argument("--pfl-python", help="a Python with pfl 0.6 and what fedcohort needs")
-    parser.add_argument("--gpu", action="store_true", help="measure on a GPU")
-    parser.add_argument("--out")
-    args = parser.parse_args()
-    pythons = {"pfl": args.pfl_python or sys.executable}
-    engines = {name: pythons.get(name, sys.executable) for name in args.engines.split(",")}
+    names = {"workloads": str, "engines": ",".join(ENGINES), "pfl_python": sys.executable}
+    args = arguments(__doc__, **names, gpu=False, out=str)
+    engines = dict.fromkeys(args.engines.split(","), sys.executable)
+    engines |= {name: args.pfl_python for name in engines if name == "pfl"}
+    place = "gpu" if args.gpu else "cpu"
     names = args.workloads.split(",") if args.workloads else ON_GPU if args.gpu else ON_CPU
-    out = args.out or f"benchmarks/results/simulation-{'gpu' if args.gpu else 'cpu'}.json"
     results = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
@@ -214,7 +198,7 @@ def main():
             else:
                 results[name] = measure(name, engines, ON_CPU[name], Path(folder))
             print(name, json.dumps(results[name], indent=1), flush=True)
-            write(out, results)
+            write(args.out or f"benchmarks/results/simulation-{place}.json", results)
 
 
 if __name__ == "__main__":

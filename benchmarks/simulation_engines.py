@@ -9,11 +9,16 @@ and answers with a line of JSON.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from simulation_models import MODELS
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 
 class Workload(NamedTuple):
@@ -43,33 +48,41 @@ WORKLOADS = {
 }
 
 
-def say(**message) -> None:
+class Pace:
+    """Waits for a line before every round, and answers with its seconds."""
+
+    def __init__(self, device):
+        self.device = device
+        say(ready=True)
+
+    def wait(self):
+        """Return whether there is to be another round."""
+        wanted = bool(sys.stdin.readline())
+        self.started = time.perf_counter()
+        return wanted
+
+    def done(self, accuracy):
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        say(seconds=time.perf_counter() - self.started, accuracy=accuracy)
+
+
+def say(**message):
     print("@@", json.dumps(message), flush=True)
 
 
-def serve(run_round, device: str) -> None:
-    """Run a round for every line that comes in."""
-    import torch
-
-    say(ready=True)
-    for _ in sys.stdin:
-        start = time.perf_counter()
-        accuracy = run_round()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        say(seconds=time.perf_counter() - start, accuracy=accuracy)
+def serve(run_round, device):
+    pace = Pace(device)
+    while pace.wait():
+        pace.done(run_round())
 
 
-def module(work: Workload):
+def module(work):
     """The model, as a module of PyTorch that every engine trains."""
-    from torch import nn
-
     from fedcohort.simulate import build
 
-    if work.model in ("resnet18", "vit-tiny"):
-        import simulation_models
-
-        return simulation_models.MODELS[work.model](work.classes)
+    if work.model in MODELS:
+        return MODELS[work.model](work.classes)
     if work.model == "pfl-cnn":
         convolutions = (nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU())
         dense = (nn.Flatten(), nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5))
@@ -79,9 +92,11 @@ def module(work: Workload):
     return build(work.model, work.shape, work.classes, seed=0)
 
 
-def test_accuracy(model, x, y) -> float:
-    import torch
+def tensors(data, device="cpu"):
+    return [torch.from_numpy(data[k]).to(device) for k in ("x", "y", "x_test", "y_test")]
 
+
+def test_accuracy(model, x, y):
     model.eval()
     with torch.no_grad():
         guesses = torch.cat([model(part).argmax(1) for part in x.split(1000)])
@@ -89,11 +104,8 @@ def test_accuracy(model, x, y) -> float:
     return float((guesses == y).float().mean())
 
 
-def train_plainly(model, x, y, work: Workload) -> None:
+def train_plainly(model, x, y, work):
     """Local SGD on one client's data, as one would write it."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
     params = list(model.parameters())
     for _ in range(work.epochs):
         for batch in torch.randperm(len(y), device=x.device).split(work.batch):
@@ -104,7 +116,7 @@ def train_plainly(model, x, y, work: Workload) -> None:
                     p.sub_(g, alpha=work.lr)
 
 
-def fedcohort(work: Workload, data, device: str, seeds: int, precision: str) -> None:
+def fedcohort(work, data, device, seeds, precision):
     from fedcohort.datasets import Dataset, Federation
     from fedcohort.simulate import LocalTraining, Simulation
 
@@ -125,39 +137,34 @@ def fedcohort(work: Workload, data, device: str, seeds: int, precision: str) -> 
     serve(lambda: simulation.step()[0].accuracy, device)
 
 
-def loop(work: Workload, data, device: str, seeds: int, precision: str) -> None:
-    import torch
-
-    x, y, x_test, y_test = (
-        torch.from_numpy(data[k]).to(device) for k in ("x", "y", "x_test", "y_test")
-    )
+def loop(work, data, device, seeds, precision):
+    x, y, x_test, y_test = tensors(data, device)
     parts = torch.arange(len(y), device=device).tensor_split(work.clients)
     rng = np.random.default_rng(0)
     model = module(work).to(device)
 
-    def run_round() -> float | None:
+    def run_round():
         start = [p.detach().clone() for p in model.parameters()]
         total = [torch.zeros_like(p) for p in start]
         for client in rng.choice(work.clients, work.cohort, replace=False):
-            with torch.no_grad():
-                for p, s in zip(model.parameters(), start, strict=True):
-                    p.copy_(s)
+            set_parameters(model, start)
             train_plainly(model, x[parts[client]], y[parts[client]], work)
             for t, p in zip(total, model.parameters(), strict=True):
                 t.add_(p.detach(), alpha=1 / work.cohort)
-        with torch.no_grad():
-            for p, t in zip(model.parameters(), total, strict=True):
-                p.copy_(t)
+        set_parameters(model, total)
         return test_accuracy(model, x_test, y_test) if work.evaluate else None
 
     serve(run_round, device)
 
 
-def flower(work: Workload, data, device: str, seeds: int, precision: str) -> None:
-    """Flower's simulation on Ray, two actors of one thread."""
-    import os
+@torch.no_grad()
+def set_parameters(model, values):
+    for p, value in zip(model.parameters(), values, strict=True):
+        p.copy_(value)
 
-    import torch
+
+def flower(work, data, device, seeds, precision):
+    """Flower's simulation on Ray, two actors of one thread."""
     from flwr.app import ArrayRecord, MetricRecord
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
@@ -167,29 +174,23 @@ def flower(work: Workload, data, device: str, seeds: int, precision: str) -> Non
     os.environ["RAY_DEDUP_LOGS"] = "0"
     client_app, server_app = ClientApp(), ServerApp()
     client_app.train()(flower_client)
-    x_test, y_test = torch.from_numpy(data["x_test"]), torch.from_numpy(data["y_test"])
+    *_, x_test, y_test = tensors(data)
 
     class Paced(FedAvg):
         """FedAvg that waits for the word before every round."""
 
-        started = 0.0
-
         def configure_train(self, server_round, arrays, config, grid):
             if server_round == 1:
-                say(ready=True)
-            if not sys.stdin.readline():
+                self.pace = Pace(device)
+            if not self.pace.wait():
                 raise KeyboardInterrupt
-            self.started = time.perf_counter()
             config["workload"], config["data"] = sys.argv[2], sys.argv[3]
             return super().configure_train(server_round, arrays, config, grid)
-
-        def done(self, accuracy) -> None:
-            say(seconds=time.perf_counter() - self.started, accuracy=accuracy)
 
         def aggregate_train(self, server_round, replies):
             result = super().aggregate_train(server_round, replies)
             if not work.evaluate:
-                self.done(None)
+                self.pace.done(None)
             return result
 
     fraction = work.cohort / work.clients
@@ -201,7 +202,7 @@ def flower(work: Workload, data, device: str, seeds: int, precision: str) -> Non
             model = module(work)
             model.load_state_dict(arrays.to_torch_state_dict())
             accuracy = test_accuracy(model, x_test, y_test)
-            strategy.done(accuracy)
+            strategy.pace.done(accuracy)
             return MetricRecord({"accuracy": accuracy})
         return None
 
@@ -216,35 +217,30 @@ def flower(work: Workload, data, device: str, seeds: int, precision: str) -> Non
     })  # fmt: skip
 
 
-CACHE: dict[str, object] = {}
+CACHE: dict[str, object] = {}  # of a Ray actor, which keeps the data between rounds
 
 
 def flower_client(message, context):
-    """One client's training inside a Ray actor, which keeps the data between rounds."""
-    import torch
+    """One client's training."""
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
     config = message.content["config"]
     work = WORKLOADS[config["workload"]]
-    if "data" not in CACHE:
+    if not CACHE:
         data = np.load(config["data"])
         CACHE["data"] = [torch.from_numpy(data[k]) for k in ("x", "y")]
         CACHE["model"] = module(work)
-    x, y = CACHE["data"]
-    model = CACHE["model"]
+    (x, y), model = CACHE["data"], CACHE["model"]
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     size = len(y) // work.clients
     first = int(context.node_config["partition-id"]) * size
     train_plainly(model, x[first : first + size], y[first : first + size], work)
-    content = RecordDict({
-        "arrays": ArrayRecord(model.state_dict()),
-        "metrics": MetricRecord({"num-examples": size}),
-    })  # fmt: skip
+    metrics = MetricRecord({"num-examples": size})
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
     return Message(content=content, reply_to=message)
 
 
-def pfl(work: Workload, data, device: str, seeds: int, precision: str) -> None:
-    import torch
+def pfl(work, data, device, seeds, precision):
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -254,13 +250,10 @@ def pfl(work: Workload, data, device: str, seeds: int, precision: str) -> None:
     from pfl.hyperparam.base import NNTrainHyperParams
     from pfl.metrics import Metrics, Weighted
     from pfl.model.pytorch import PyTorchModel
-    from torch.nn.functional import cross_entropy
 
     if device == "cuda":
         torch.set_default_device("cuda")
-    x, y, x_test, y_test = (
-        torch.from_numpy(data[k]).to(device) for k in ("x", "y", "x_test", "y_test")
-    )
+    x, y, x_test, y_test = tensors(data, device)
     parts = torch.arange(len(y), device=device).tensor_split(work.clients)
     net = module(work).to(device)
     net.loss = lambda a, b, eval=False: cross_entropy(net(a), b)
@@ -273,22 +266,14 @@ def pfl(work: Workload, data, device: str, seeds: int, precision: str) -> None:
 
     class Paced(TrainingProcessCallback):
         def on_train_begin(self, *, model):
-            say(ready=True)
-            self._wait()
+            self.pace = Pace(device)
+            self.pace.wait()
             return Metrics()
 
         def after_central_iteration(self, metrics, model, *, central_iteration):
             due = work.evaluate and (central_iteration + 1) % work.evaluate_every == 0
-            accuracy = test_accuracy(net, x_test, y_test) if due else None
-            if device == "cuda":
-                torch.cuda.synchronize()
-            say(seconds=time.perf_counter() - self.started, accuracy=accuracy)
-            return self._wait(), Metrics()
-
-        def _wait(self) -> bool:
-            ended = not sys.stdin.readline()
-            self.started = time.perf_counter()
-            return ended
+            self.pace.done(test_accuracy(net, x_test, y_test) if due else None)
+            return not self.pace.wait(), Metrics()
 
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
     users = FederatedDataset(user, lambda: rng.integers(work.clients))
@@ -307,7 +292,6 @@ ENGINES = {f.__name__: f for f in (fedcohort, loop, flower, pfl)}
 
 if __name__ == "__main__":
     import simulation_engines  # so that Flower's actors find the client by name
-    import torch
 
     torch.set_num_threads(2)
     engine, workload, path, device, seeds, precision = sys.argv[1:]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +47,7 @@ class Script:
 
 @dataclass(frozen=True)
 class Part:
-    """One setting with one variant, over all seeds.
-
-    Parameters
-    ----------
-    suite, setting, variant : str
-        Names; a variant is a policy with options, and perhaps a gate.
-    experiment : Experiment or Script
-        What is run.
-    targets : tuple of float
-        Accuracies whose first round is reported.
-    curve_step : int
-        Rounds between two points of a curve in the result file.
-    """
+    """One setting with one variant, over all seeds; `targets` are accuracies to reach."""
 
     suite: str
     setting: str
@@ -81,8 +70,17 @@ class Part:
 
     @property
     def file_name(self) -> str:
-        """Name of the part's result file."""
         return f"{self.stem}.json"
+
+    @property
+    def is_script(self) -> bool:
+        return isinstance(self.experiment, Script)
+
+    @property
+    def values(self) -> Any:
+        """What is run, as a result file has it: results do not depend on the device."""
+        values = asdict(self.experiment) if self.is_script else config.dump(self.experiment)
+        return {k: v for k, v in json.loads(json.dumps(values)).items() if k != "device"}
 
     def on(self, device: str) -> Part:
         """The part with its device set."""
@@ -119,13 +117,13 @@ def published_experiment(values: Mapping[str, Any]) -> Experiment:
 
 
 def _parts(name: str, suite: Mapping[str, Any]) -> Iterator[Part]:
-    variants = suite.get("variants", {})
+    variants, step = suite.get("variants", {}), suite.get("curve_step", CURVE_STEP)
     for setting in suite["settings"]:
-        without = setting.get("without", ())
+        targets = tuple(setting.get("targets", ()))
         for label in setting.get("variants") or variants:
-            if label in without:
-                continue
             run: Experiment | Script
+            if label in setting.get("without", ()):
+                continue
             if "script" in setting:
                 seeds = setting.get("seeds", suite.get("experiment", {}).get("seeds", ()))
                 words = (*setting.get("arguments", ()), *setting["variants"][label])
@@ -136,14 +134,7 @@ def _parts(name: str, suite: Mapping[str, Any]) -> Iterator[Part]:
                 for table in (suite, setting, variant):
                     values = _merged(values, table.get("experiment", {}))
                 run = config.parse(values)
-            yield Part(
-                name,
-                setting["name"],
-                label,
-                run,
-                tuple(setting.get("targets", ())),
-                suite.get("curve_step", CURVE_STEP),
-            )
+            yield Part(name, setting["name"], label, run, targets, step)
 
 
 def _preset(setting: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
 from pathlib import Path
 
@@ -61,25 +61,31 @@ def test_a_part_is_a_plain_run(suite, tmp_path):
     assert list(tmp_path.glob("trial*")) == [Path(suite), tmp_path / part.file_name]  # no leftovers
 
 
-def test_a_part_that_was_interrupted_goes_on(suite, tmp_path, monkeypatch):
-    part = read_suite(suite)[1]
-
-    def interrupted(records):
-        if len(lines()) == 2 * 3:
-            raise KeyboardInterrupt
+def test_a_part_that_is_stopped_in_time_goes_on(suite, tmp_path, monkeypatch):
+    part, clock = read_suite(suite)[1], itertools.count()
 
     def lines():
         return (tmp_path / "two" / part.stem / "rounds.jsonl").read_text().splitlines()
 
-    monkeypatch.setattr(running, "run", functools.partial(running.run, on_round=interrupted))
-    with pytest.raises(KeyboardInterrupt):
-        write_part(part, tmp_path / "two")
+    monkeypatch.setattr(running.time, "time", lambda: next(clock))
+    assert not write_part(part, tmp_path / "two", until=2)  # it looks before, then in each round
     assert len(lines()) == 2 * 3
     assert not (tmp_path / "two" / part.file_name).exists()
     monkeypatch.undo()
     for folder in ("two", "one"):
-        write_part(part, tmp_path / folder)
+        assert write_part(part, tmp_path / folder)
     assert rows_of(tmp_path / "two", part) == rows_of(tmp_path / "one", part)
+
+
+def test_processes_share_the_parts_and_stop_in_time(suite, tmp_path, capsys):
+    words = ["--suite", suite, "--only", "uniform", "--seeds", "1", "--device", "cpu", "--out"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert main([*words, str(two), "--seconds", "0"]) == 3
+    assert capsys.readouterr().err.count("no time left: trial") == 2
+    assert main([*words, str(two), "--resume", "--workers", "2", "--seconds", "600"]) == 0
+    assert main([*words, str(one)]) == 0
+    for part in (part.first(1) for part in read_suite(suite) if part.variant == "uniform"):
+        assert rows_of(two, part) == rows_of(one, part)
 
 
 def test_other_code_begins_anew_and_does_not_join(suite, tmp_path, monkeypatch):
