@@ -92,7 +92,6 @@ class CMFL(Gate):
         return shares.astype(np.float32)[:, None]
 
     def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
-        """Ask those that agree enough."""
         self.state.rounds += 1
         limit = self.threshold / (np.sqrt(self.state.rounds) if self.decay else 1.0)
         asked = [c for c, a in answers.items() if a.shape == (1,) and limit <= float(a[0]) <= 1]
@@ -107,5 +106,4 @@ class CMFL(Gate):
         return tuple(asked)
 
     def aggregated(self, before: Vectors, after: Vectors) -> None:
-        """Remember the global step."""
         self.state.step = np.asarray(after.numpy()[0] - before.numpy()[0], np.float32)

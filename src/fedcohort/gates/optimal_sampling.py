@@ -58,7 +58,6 @@ class OptimalSampling(Gate):
     def probe(
         self, announced: NDArray[Any] | None, start: Vectors, models: Vectors
     ) -> NDArray[np.float32]:
-        """Return the norm of each update."""
         steps = models.numpy() - start.numpy()
         return np.asarray(np.linalg.norm(steps, axis=1)[:, None], np.float32)
 

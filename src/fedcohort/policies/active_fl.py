@@ -67,7 +67,6 @@ class ActiveFL(LastLossPolicy):
         self.state = LastLossState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Draw the softmax part, then the uniform part."""
         values = self.values(round, signals)
         by_value = round.size - int(np.floor(self.alpha3 * round.size + rng.random()))
         first = pick(round.available, by_value, rng, self._logits(values, by_value))

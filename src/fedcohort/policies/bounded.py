@@ -72,7 +72,6 @@ class Bounded(Policy):
         self.state = BoundedState()
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
-        """Ask whom the inner policy asks among the clients within bounds."""
         inner = self._open(round, *self._counts(round), without=np.empty(0, np.int64))
         return self.policy.candidates(inner, signals, rng)
 
@@ -128,10 +127,8 @@ class Bounded(Policy):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts, and the inner policy's state."""
         return {**super().state_dict(), "inner": self.policy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.policy.load_state_dict(state["inner"])
         super().load_state_dict({k: v for k, v in state.items() if k != "inner"})

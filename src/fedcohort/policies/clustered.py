@@ -71,7 +71,6 @@ class ClusteredSampling(Policy):
         self._groups: tuple[tuple[ClientId, ...], int, bytes, Indices] | None = None
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Fill the distributions and draw one client from each."""
         share = shares(signals, round.available)
         always, mass = sampling.always_selected(share, round.size)
         places = round.size - always.size

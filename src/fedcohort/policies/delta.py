@@ -65,7 +65,6 @@ class DELTA(Policy):
         self.state = DELTAState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Draw by probability."""
         probability = values_for(self.state.probability, round.available, 1.0)
         inclusion = proportional_inclusion(probability, round.size)
         chosen = systematic(inclusion, rng)
@@ -73,7 +72,6 @@ class DELTA(Policy):
         return scored(round.available, chosen, inclusion[chosen], weights if any(weights) else None)
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
-        """Divide the probability of those whose update arrived among them again."""
         cohort, _ = by_report(round, outcome, signals, "update_distance")
         if not cohort:
             return

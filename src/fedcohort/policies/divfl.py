@@ -58,11 +58,9 @@ class DivFL(Policy):
         self.signal, self.signal_options, self.weights = signal, vector_options(signal), weights
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
-        """Ask all clients, or a sample if there are many."""
         return take(round.available, sample_positions(len(round.available), _MAX_CLIENTS, rng))
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Pick by facility location among those with a sketch."""
         stamps = signals.rounds(self.signal, round.available)
         asked = bool(self.needs.query)
         answered = np.flatnonzero(stamps >= (round.number if asked else 0))

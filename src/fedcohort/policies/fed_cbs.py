@@ -69,7 +69,6 @@ class FedCBS(Policy):
         self.state = FedCBSState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Draw clients one by one, by the imbalance of the cohort with them."""
         positions, counts = label_counts(signals, round.available)
         part = sample_positions(positions.size, _MAX_CANDIDATES, rng)
         positions, counts = positions[part], counts[part]
@@ -89,7 +88,6 @@ class FedCBS(Policy):
         return scored(round.available, positions[chosen], left)
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
-        """Count the selections."""
         count_up(self.state.selected, outcome.selected)
 
 

@@ -43,7 +43,6 @@ class FedSAE(LastLossPolicy):
         self.state = LastLossState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Draw in proportion to exp(beta * value)."""
         values = self.values(round, signals)
         known = np.isfinite(values)
         values[~known] = values[known].max(initial=0.0)

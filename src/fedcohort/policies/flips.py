@@ -68,7 +68,6 @@ class FLIPS(Policy):
         self.state = FLIPSState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Give each cluster its quota, and in each take the clients with the fewest picks."""
         state = self.state
         positions, shares = label_shares(signals, round.available)
         if not positions.size:
@@ -90,7 +89,6 @@ class FLIPS(Policy):
         return scored(round.available, positions[chosen], picks[chosen])
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
-        """Count the picks, whether or not a client finished."""
         count_up(self.state.picks, outcome.selected)
         _, shares = label_shares(signals, outcome.selected)
         if len(shares) and shares.shape[1:] == self.state.points.shape[1:]:

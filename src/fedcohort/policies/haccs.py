@@ -64,7 +64,6 @@ class HACCS(Policy):
         self.state = LabelClusters()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Give places to clusters by weight, and in each to the fastest members."""
         positions, shares = label_shares(signals, round.available)
         if not positions.size:
             return Selection(())

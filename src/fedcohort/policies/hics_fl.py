@@ -38,10 +38,9 @@ class HiCSFL(Policy):
     estimates how balanced a client's labels are. Clients are clustered by the angle between their
     updates plus 10 times the difference of their entropies, into as many clusters as the cohort is
     large. For each place a cluster is drawn in proportion to exp(gamma_t * its mean entropy), and
-    in it a client by size. gamma_t = 4 (1 - t / rounds) falls to zero: balanced clients come first,
-    and all clusters are equal in the end. While the variance of the entropies is 0.1 or more,
-    clients are drawn by clustered sampling instead. Models are averaged equally. Clients that were
-    never tried come before all others.
+    in it a client by size; gamma_t = 4 (1 - t / rounds). While the variance of the entropies is 0.1
+    or more, clients are drawn by clustered sampling instead. Models are averaged equally. Clients
+    that were never tried come before all others.
 
     Parameters
     ----------
@@ -95,7 +94,9 @@ class HiCSFL(Policy):
             labels = np.zeros(1, np.int64)
             if len(rows) > 1:
                 labels = fcluster(tree, round.size, "maxclust").astype(np.int64) - 1
-            chosen = self._by_entropy(round, labels, entropy, size, places, rng)
+            gamma = _GAMMA * max(0.0, 1 - round.number / self.rounds)
+            means = np.bincount(labels, entropy) / np.bincount(labels)
+            chosen = _by_cluster(labels, gamma * means, size, places, rng)
         else:
             chosen = _by_group(tree, size / size.sum(), places, rng)
         cohort = first + tuple(clients[i] for i in chosen)
@@ -105,28 +106,6 @@ class HiCSFL(Policy):
     def _temperature(self, rows: Array) -> float:
         typical = float(np.median(np.abs(rows).max(axis=1)))
         return self.temperature or max(typical, 1e-12) / _CONTRAST
-
-    def _by_entropy(
-        self,
-        round: Round,
-        labels: Indices,
-        entropy: Array,
-        size: Array,
-        places: int,
-        rng: Generator,
-    ) -> list[int]:
-        """Draw a cluster for each place, and a client of it that is not taken."""
-        gamma = _GAMMA * max(0.0, 1 - round.number / self.rounds)
-        means = np.bincount(labels, entropy) / np.bincount(labels)
-        weights, chosen = size.copy(), []
-        for _ in range(places):
-            left = np.bincount(labels, weights, means.size) > 0
-            cluster = sampling.draw(np.where(left, gamma * means, -np.inf), 1, rng)
-            with np.errstate(divide="ignore"):
-                logits = np.log(np.where(labels == cluster, weights, 0.0))
-            chosen.append(int(sampling.draw(logits, 1, rng)[0]))
-            weights[chosen[-1]] = 0.0
-        return chosen
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Remember who was tried (who drops out is tried again), and the updates."""
@@ -141,11 +120,24 @@ class HiCSFL(Policy):
 
 def entropies(updates: Array, temperature: float) -> Array:
     """Return the entropy of softmax(update / temperature) of each row."""
-    logits = updates / temperature
-    logits = logits - logits.max(axis=1, keepdims=True)
-    weights = np.exp(logits)
-    total = weights.sum(axis=1, keepdims=True)
-    return np.asarray(np.log(total[:, 0]) - (weights * logits).sum(axis=1) / total[:, 0])
+    from scipy.special import entr, softmax
+
+    return np.asarray(entr(softmax(updates / temperature, axis=1)).sum(axis=1))
+
+
+def _by_cluster(
+    labels: Indices, logits: Array, size: Array, places: int, rng: Generator
+) -> list[int]:
+    """Draw a cluster for each place, and a client of it that is not taken."""
+    weights, chosen = size.copy(), []
+    for _ in range(places):
+        left = np.bincount(labels, weights, logits.size) > 0
+        cluster = sampling.draw(np.where(left, logits, -np.inf), 1, rng)
+        with np.errstate(divide="ignore"):
+            inside = np.log(np.where(labels == cluster, weights, 0.0))
+        chosen.append(int(sampling.draw(inside, 1, rng)[0]))
+        weights[chosen[-1]] = 0.0
+    return chosen
 
 
 def _by_group(tree: Array, share: Array, places: int, rng: Generator) -> list[int]:

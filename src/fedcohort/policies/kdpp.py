@@ -83,7 +83,6 @@ class KDPP(Policy):
         self._kept: tuple[tuple[ClientId, ...], Indices, FixedSizeDPP] | None = None
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Draw some clients where there are many, then the cohort among them."""
         answered = np.flatnonzero(signals.rounds(self.signal, round.available) >= 0)
         part = sample_positions(answered.size, _MAX_CLIENTS, rng)
         clients = round.available

@@ -55,7 +55,6 @@ class LabelMatch(Policy):
         self.signal_options = {"label_histogram": {"epsilon": epsilon}}
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Add the client that brings the pooled labels closest to the target."""
         positions, counts = label_counts(signals, round.available)
         if not positions.size:
             return Selection(())

@@ -79,7 +79,6 @@ class Oort(Policy):
         self.state = OortState(exploration=exploration)
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Exploit the explored, explore the rest."""
         state = self.state
         explored = np.array([c in state.utility for c in round.available])
         state.exploration = max(state.exploration * _DECAY, self.min_exploration)

@@ -60,7 +60,6 @@ class PowerOfChoice(Policy):
         self.state = PowerOfChoiceState()
 
     def check_cohort(self, size: int) -> None:
-        """Refuse as many candidates as places."""
         if self.d is not None and self.d <= size:
             raise ConfigError(
                 f"PowerOfChoice: d={self.d} must be above cohort_size={size}; else chance decides"

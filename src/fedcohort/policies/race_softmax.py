@@ -94,7 +94,6 @@ class RaceSoftmax(Policy):
         self._kept: tuple[tuple[ClientId, ...], int, Array] | None = None
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Draw the cohort without replacement."""
         self.state.include(signals, round.available, round.number)
         if not self.state.clients:
             return Selection(())

@@ -195,7 +195,6 @@ class LastLossPolicy(Policy):
         return values
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
-        """Count who finished and did not report a loss."""
         reported, missing = by_report(round, outcome, signals, "loss")
         for client in reported:
             self.state.failures.pop(client, None)

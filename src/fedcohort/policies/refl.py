@@ -63,7 +63,6 @@ class REFL(Policy):
         self.state = REFLState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Take those that leave most often, of those that have rested."""
         self._notice(round)
         leaving = self._chance_to_leave(round)
         waited = round.number - values_for(self.state.last, round.available, -np.inf)
@@ -71,7 +70,6 @@ class REFL(Policy):
         return scored(round.available, order, leaving[order])
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
-        """Note the round of those that were picked."""
         self.state.last.update(dict.fromkeys(outcome.selected, round.number))
 
     def _notice(self, round: Round) -> None:

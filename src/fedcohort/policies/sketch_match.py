@@ -175,7 +175,6 @@ class SketchMatch(Policy):
         return clients
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Choose the pool, then the set."""
         self._include(round, signals)
         if not self.state.clients:
             return Selection(())

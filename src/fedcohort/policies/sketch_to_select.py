@@ -90,11 +90,9 @@ class SketchToSelect(Policy):
         self.state = SketchToSelectState()
 
     def candidates(self, round: Round, signals: Signals, rng: Generator) -> Sequence[ClientId]:
-        """Ask all clients in a selection round."""
         return round.available if self._selects(round) else ()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Cluster and draw in a selection round; otherwise keep the cohort."""
         if self._selects(round):
             self._cluster(round, signals, rng)
         available = set(round.available)

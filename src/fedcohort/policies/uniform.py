@@ -45,7 +45,6 @@ class Uniform(Policy):
             self.state = UniformState()
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
-        """Draw the cohort, or keep it."""
         state = self.state
         if state is None:
             return Selection(pick(round.available, round.size, rng))
