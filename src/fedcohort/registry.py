@@ -1,13 +1,13 @@
 """One lookup for everything that has a name: policies, signals, gates, models, partitions, ...
 
 A registry is a plain dict from names to objects. `lookup` finds a name in it, or among the entry
-points of installed packages, and otherwise raises the one error for an unknown name.
-
-A package offers a policy of its own with an entry point in the group of its kind (`GROUPS`):
+points of installed packages. A package offers a policy of its own in the group of its kind
+(`GROUPS`):
 
 .. code-block:: toml
 
-    [project.entry-points."fedcohort.policies"] least-used = "my_package.policies:LeastUsed"
+    [project.entry-points."fedcohort.policies"]
+    least-used = "my_package.policies:LeastUsed"
 
 `make` calls what a name stands for, with options that are checked against its declared types.
 `load_object` takes one from a Python file (``my_policy.py:Mine``). It runs that file, so it is for

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedcohort.signals.catalog import SIGNALS, Options
 from fedcohort.signals.table import Signals
 
 Factory = Callable[[], Policy]
+Spoil = Callable[[ClientId, Any], Any]
 STRANGE_IDS = (" ", "7", "07", "a/b", "naïve ☃", "__array__", "x" * 300, "line\nbreak", "-1")
 
 
@@ -67,7 +69,7 @@ def drive(
     available: Sequence[ClientId],
     *,
     drop: Callable[[ClientId], bool] = lambda client: False,
-    spoil: Callable[[ClientId, Any], Any] = lambda client, value: value,
+    spoil: Spoil = lambda client, value: value,
 ) -> Selection:
     """Move a session through one round with made-up readings."""
     number = session.round_number
@@ -97,6 +99,17 @@ def _assert_sound(
         assert (weights >= 0).all() and weights.any(), f"{name} returned weights {weights}"
     scores = selection.scores or {}
     assert np.isfinite(list(scores.values())).all(), f"{name} gave the scores {scores}"
+
+
+def _spoiled(every: int, instead: Sequence[Any]) -> Spoil:
+    """Spoil the readings of clients 0, `every`, ..., each by its own value or function."""
+
+    def spoil(client: ClientId, value: Any) -> Any:
+        place, others = divmod(int(client[-3:]), every)
+        bad = instead[place % len(instead)]
+        return value if others else bad(value) if callable(bad) else bad
+
+    return spoil
 
 
 def _names(count: int, first: int = 0) -> list[ClientId]:
@@ -135,12 +148,8 @@ def check_join_and_leave(factory: Factory) -> None:
 
 def check_silent_clients(factory: Factory) -> None:
     """Some or all clients never answer; the cohort is full all the same."""
-    for answering in (0, 2):
-
-        def spoil(client: ClientId, value: Any, answering: int = answering) -> Any:
-            return value if int(client[-3:]) % 3 < answering else None
-
-        _run(_session(factory), _names(15), rounds=4, spoil=spoil)
+    for every in (1, 3):
+        _run(_session(factory), _names(15), rounds=4, spoil=_spoiled(every, [None]))
 
 
 def check_dropouts(factory: Factory) -> None:
@@ -151,14 +160,9 @@ def check_dropouts(factory: Factory) -> None:
 
 def check_bad_readings(factory: Factory) -> None:
     """Readings that are NaN, infinite, misshapen or not numbers are dropped, never fatal."""
-
-    def spoil(client: ClientId, value: Any) -> Any:
-        bad = [float("nan"), float("inf"), np.ones((2, 3, 4)), "text", [[1.0], [1.0, 2.0]], None]
-        number = int(client[-3:])
-        return value if number % 3 else bad[number // 3 % len(bad)]
-
+    bad = [float("nan"), float("inf"), np.ones((2, 3, 4)), "text", [[1.0], [1.0, 2.0]], None]
     session = _session(factory)
-    _run(session, _names(24), rounds=5, spoil=spoil)
+    _run(session, _names(24), rounds=5, spoil=_spoiled(3, bad))
     needs = session.policy.needs
     if needs.profile | needs.query:
         assert session.signals.dropped, f"{session.policy!r}: bad readings were not counted"
@@ -179,19 +183,12 @@ def hostile(value: Any, which: int) -> Any:
 
 def check_hostile_readings(factory: Factory) -> None:
     """Readings that are finite but absurd neither raise nor spoil the cohort."""
-
-    def liars(every: int) -> Callable[[ClientId, Any], Any]:
-        def spoil(client: ClientId, value: Any) -> Any:
-            number = int(client[-3:])
-            return hostile(value, number // every) if number % every == 0 else value
-
-        return spoil
-
+    lies = [partial(hostile, which=which) for which in range(24)]
     for every in (1, 3):
-        _run(_session(factory), _names(24), rounds=6, spoil=liars(every))
-    for which in range(8):  # a client that is alone at first does not decide what readings are
+        _run(_session(factory), _names(24), rounds=6, spoil=_spoiled(every, lies))
+    for lie in lies[:8]:  # a client that is alone at first does not decide what readings are
         session = _session(factory)
-        _run(session, _names(1), 1, spoil=lambda client, value, n=which: hostile(value, n))
+        _run(session, _names(1), 1, spoil=_spoiled(1, [lie]))
         _run(session, _names(12), rounds=2)
 
 
@@ -214,7 +211,6 @@ def check_save_and_restore(factory: Factory) -> None:
 
 
 def _restored(saved: Session, fresh: Session) -> Session:
-    """Return `fresh` with the state of `saved`, by way of a file."""
     with tempfile.TemporaryDirectory() as folder:
         storage.save(f"{folder}/session", saved.state_dict())
         fresh.load_state_dict(storage.load(f"{folder}/session"))
