@@ -1,9 +1,8 @@
 """The interface of a gate: what the server announces, what clients answer, who uploads.
 
-A gate runs between local training and upload. In every round the server announces a small message
-with the model's version. Each selected client trains, compares, and answers in a few bytes. The
-server then asks some, all or none of them for their models. A gate does no I/O and holds no models:
-engines call it, in one process or over a network.
+In every round the server announces a small message with the model's version. Each selected client
+trains, compares, and answers in a few bytes. The server then asks some, all or none of them for
+their models. A gate does no I/O and holds no models.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class Gate(Configurable, ABC):
     Attributes
     ----------
     on_skip : {"keep", "reset"}
-        What a client does if it was not asked for its model: keep what it learned, so that drift
-        accumulates over rounds, or start again from the global model.
+        What a client does if it was not asked for its model: keep what it learned, or start again
+        from the global model.
     profile : frozenset of str
         Profile signals that the gate needs, beside those of the policy.
     carries_over : bool
@@ -49,10 +48,7 @@ class Gate(Configurable, ABC):
 
     @abstractmethod
     def announce(self, model: Vectors) -> NDArray[Any] | None:
-        """Return what the server sends to each selected client; None for nothing.
-
-        `model` is the global model, a single row.
-        """
+        """Return what the server sends to each selected client; None for nothing."""
 
     @abstractmethod
     def probe(

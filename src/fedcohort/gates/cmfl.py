@@ -46,7 +46,7 @@ class CMFL(Gate):
 
     The server announces the signs of its last step, two bits per parameter. A client uploads if at
     least a `threshold` share of the signs of its update agrees. In the first round everybody does.
-    If nobody agrees enough for 20 rounds in a row, the model stands still, and the gate warns.
+    If nobody agrees enough for 20 rounds in a row, the gate warns.
 
     Parameters
     ----------
@@ -71,8 +71,7 @@ class CMFL(Gate):
     def announce(self, model: Vectors) -> NDArray[np.uint8]:
         """Return the packed signs of the last global step, empty in the first round."""
         step = self.state.step
-        signs = np.concatenate([np.packbits(step > 0), np.packbits(step < 0)])
-        return signs.astype(np.uint8)
+        return np.packbits([step > 0, step < 0], axis=1).ravel()
 
     def probe(
         self, announced: NDArray[Any] | None, start: Vectors, models: Vectors
@@ -82,12 +81,8 @@ class CMFL(Gate):
         trained = models.numpy()
         if not len(announced):
             return np.ones((len(trained), 1), np.float32)
-        half, dim = len(announced) // 2, models.dim
-        positive, negative = (
-            np.unpackbits(part, count=dim).astype(np.int8)
-            for part in (announced[:half], announced[half:])
-        )
-        shares = agreement(trained - start.numpy(), positive - negative)
+        bits = np.unpackbits(announced.reshape(2, -1), axis=1, count=models.dim).astype(np.int8)
+        shares = agreement(trained - start.numpy(), bits[0] - bits[1])
         shares[~np.isfinite(trained).all(axis=1)] = np.nan
         return shares.astype(np.float32)[:, None]
 

@@ -20,12 +20,10 @@ from fedcohort.signals.projection import Vectors
 class OptimalSampling(Gate):
     """Optimal client sampling of Chen, Horvath and Richtarik (their exact form, "OCS").
 
-    All selected clients train and tell the norm of their update. Each uploads independently with a
-    probability in proportion to its share of the data times that norm, at most 1, and its update is
-    divided by that probability: of all independent samplings with so many uploads on average, this
-    one gives the unbiased aggregate of least variance.
-
-    Take a cohort that is larger than `uploads`; the paper's is everybody.
+    All selected clients (the paper's cohort is everybody) tell the norm of their update. Each
+    uploads independently with a probability in proportion to its share of the data times that norm,
+    at most 1, and its update is divided by that probability: of all independent samplings with so
+    many uploads on average, this one gives the unbiased aggregate of least variance.
 
     Parameters
     ----------

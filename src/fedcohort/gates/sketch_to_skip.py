@@ -25,8 +25,7 @@ _MIN_THRESHOLD = 1e-12  # of an automatic one: models that did not move at all a
 def drift(sketches: Floats, reference: Floats) -> NDArray[np.float64]:
     """Relative change of sketched models, ``||h_i - h|| / ||h||`` (paper 2, Algorithm 2 line 14).
 
-    Where the reference is zero it counts as infinite, unless the other sketch is zero as well. A
-    sketch that is not finite gives NaN: that client did not answer.
+    From a reference of zero any change is infinite. A sketch that is not finite gives NaN.
     """
     rows = np.atleast_2d(np.asarray(sketches, np.float64))
     change = np.linalg.norm(rows - reference, axis=1)
@@ -37,9 +36,7 @@ def drift(sketches: Floats, reference: Floats) -> NDArray[np.float64]:
 
 
 def model_close(sketch_a: Floats, sketch_b: Floats, threshold: float) -> bool:
-    """Whether two remote models are close, by their sketches (paper 2, section 3.1).
-
-    The predicate for any sender a and receiver b: if it holds, the sender keeps its model.
+    """Whether two remote models are so close that the sender keeps its own (paper 2, section 3.1).
 
     Examples
     --------
@@ -69,8 +66,8 @@ class SketchToSkip(Gate):
     """Algorithm 2 of Kollias, Salonidis and Wang.
 
     The server announces the k-number projection of its model; clients that trained answer whether
-    the relative change of theirs is below the threshold. If it is for all that answered, nobody
-    uploads: the round is skipped, and the same clients go on. Otherwise the cohort uploads.
+    the relative change of theirs is below the threshold. If it is for all that answered, the round
+    is skipped, and the same clients go on. Otherwise the cohort uploads.
 
     Parameters
     ----------
@@ -83,16 +80,16 @@ class SketchToSkip(Gate):
         "round" is the paper's: all upload or none. "client" asks only those that moved. The mean is
         over those, which is a larger step than FedAvg's: good on like data and bad on unlike.
     on_skip : {"keep", "reset"}
-        "keep" lets clients that did not upload go on from what they learned, so that drift
-        accumulates. "reset" is the literal Algorithm 2: a threshold above the drift of a single
-        round then skips until `max_skips`.
+        Where clients that did not upload go on: from what they learned, so that drift accumulates,
+        or from the global model, as in the literal Algorithm 2, where a threshold above the drift
+        of a single round skips until `max_skips`.
     max_skips : int, default=50
-        Skipped rounds in a row after which everybody is asked, so that it cannot skip forever.
+        Skipped rounds in a row after which everybody is asked.
     skip_rate : float, default=0.8
         Wanted share of skipped rounds, for "auto".
     window : int, default=20
-        Rounds that "auto" watches, or a few more to complete a cycle. It goes on adjusting
-        afterwards, because drift shrinks as training slows down.
+        Rounds that "auto" watches, or a few more to complete a cycle. It adjusts ever after,
+        because drift shrinks as training slows down.
 
     Notes
     -----

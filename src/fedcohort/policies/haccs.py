@@ -24,10 +24,9 @@ class HACCS(Policy):
     """Heterogeneity-aware clustered client selection of Wolfrath et al.
 
     Clients send noisy label histograms once. Those whose label shares are linked by distances of at
-    most .25 form a cluster; a client that is near nobody is alone. In each round a cluster weighs
-    ``rho * (1 - latency / largest latency) + (1 - rho) * (mean squared loss / sum)``. It gets the
-    whole part of its share of the places; the places left are drawn by weight. In a cluster the
-    fastest members come first.
+    most .25 form a cluster. In each round a cluster weighs ``rho * (1 - latency / largest latency)
+    + (1 - rho) * (mean squared loss / sum)`` and gets the whole part of its share of the places;
+    the places left are drawn by weight. In a cluster the fastest members come first.
 
     Parameters
     ----------
@@ -42,9 +41,9 @@ class HACCS(Policy):
     Checked: clusters against OPTICS, weights and places by hand.
     Reference: Wolfrath et al. (2022), HACCS: Clustered Client Selection, IPDPS.
 
-    OPTICS with two samples, cut at .25 as in the code, finds the connected clients, which single
-    linkage finds directly. A client whose latency and loss are not known yet counts as the fastest,
-    and with the median loss. Noise in the code is continuous Laplace, here discrete.
+    OPTICS with two samples, cut at .25 as in the code, finds what single linkage finds directly. A
+    client not known yet counts as the fastest, and with the median loss. Noise in the code is
+    continuous Laplace, here discrete.
 
     Examples
     --------

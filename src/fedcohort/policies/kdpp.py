@@ -34,7 +34,7 @@ class KDPP(Policy):
 
     The cohort is drawn from a determinantal point process of fixed size: sets of similar clients
     are unlikely. Profiles are the mean outputs of the first dense layer under the initial model,
-    sent once. Any other vector, such as the distribution sketch, can be used instead.
+    sent once.
 
     Parameters
     ----------
@@ -43,8 +43,8 @@ class KDPP(Policy):
         paper also compares gradients under the model that the client first sees ("gradient_sketch")
         and steps of local training ("model_sketch"), here by projections.
     kernel : {"similarity", "features"}
-        L = S^T S with the similarities of eq. 14, or F F^T with the profiles F themselves, which
-        needs no matrix of clients x clients (dual form) but has at most the profile's rank.
+        L = S^T S with the similarities of eq. 14, or F F^T with the profiles F themselves (dual
+        form), whose rank is at most the profile's length.
 
     Notes
     -----
@@ -53,9 +53,9 @@ class KDPP(Policy):
     Reference: Zhang et al. (2023), DPP-based Client Selection with Non-IID Data, ICASSP.
 
     Of more than 1,000 clients, 1,000 are drawn uniformly first. Eq. 14 divides by the largest
-    distance, here the largest seen so far. Distances (or lengths, for "features") above twice their
-    0.9 quantile are clipped, so that one client in another unit does not make all others alike. A
-    cohort larger than the kernel's rank is filled uniformly. Scores are inclusion probabilities.
+    distance, here the largest seen so far; distances (or lengths, for "features") above twice their
+    0.9 quantile are clipped, so that one client in another unit does not make all others alike.
+    Scores are inclusion probabilities.
 
     Examples
     --------

@@ -111,13 +111,6 @@ class DCFedAvg(LabelMatch):
     Reference: Duesing, Cimiano (2025), Distribution-Controlled Client Selection.
 
     The authors add c clients to a cohort of K; here K is the whole cohort.
-
-    Examples
-    --------
-    >>> from fedcohort.testing import select
-    >>> labels = {"a": [9, 1], "b": [1, 9], "c": [9, 1], "d": [9, 1]}
-    >>> "b" in select(DCFedAvg("balanced"), "abcd", 2, label_histogram=labels).clients
-    True
     """
 
     def __init__(
@@ -131,9 +124,8 @@ class DCFedAvg(LabelMatch):
     ) -> tuple[list[int], list[float]]:
         at_random = max(size - self.added, 1)
         chosen = rng.choice(len(counts), at_random, replace=False).tolist()
-        distances = [
-            float(_cosine_distances(counts[chosen].sum(axis=0)[None], goal)[0])
-        ] * at_random
+        pooled = counts[chosen].sum(axis=0)
+        distances = [float(_cosine_distances(pooled, goal))] * at_random
         while len(chosen) < size:
             after = _cosine_distances(counts + counts[chosen].sum(axis=0), goal)
             after[chosen] = np.inf
@@ -146,4 +138,4 @@ class DCFedAvg(LabelMatch):
 
 
 def _cosine_distances(rows: Array, goal: Array) -> Array:
-    return np.asarray(1 - rows @ goal / (np.linalg.norm(rows, axis=1) * np.linalg.norm(goal)))
+    return np.asarray(1 - rows @ goal / (np.linalg.norm(rows, axis=-1) * np.linalg.norm(goal)))

@@ -25,17 +25,14 @@ _PACER_ROUNDS, _PACER_STEP = 20, 0.05  # rounds that the pacer compares, and how
 
 @dataclass
 class OortState:
-    """What Oort remembers: per explored client, and the pacer's history of mean utilities.
-
-    `preferred` is the share of the clients that are not slow; `exploited` are this round's.
-    """
+    """What is known of explored clients, and the pacer's history of mean utilities."""
 
     utility: dict[ClientId, float] = field(default_factory=dict)
     last: dict[ClientId, int] = field(default_factory=dict)
     duration: dict[ClientId, float] = field(default_factory=dict)
     history: list[float] = field(default_factory=list)
-    exploited: list[ClientId] = field(default_factory=list)
-    preferred: float = 0.1
+    exploited: list[ClientId] = field(default_factory=list)  # this round
+    preferred: float = 0.1  # share of the clients that are not slow
     exploration: float = 0.9
 
 
@@ -46,12 +43,11 @@ class Oort(Policy):
     A client's utility is ``n * sqrt(mean of squared losses)`` of the received model over its data,
     and n until it has finished a round. Utilities are clipped at a quantile, scaled by the range of
     the unclipped ones, get a bonus sqrt(0.1 log R / L) for round R and the client's last round L,
-    counted from 1, and are multiplied by (T / t)^alpha if its duration t exceeds the preferred one,
-    T. A share of the cohort is drawn from clients never tried, by size; the rest in proportion to
-    the scores, from those that reach .95 times that of the first client that would not fit. T is a
-    quantile of the known durations, a tenth at first. Every 20 rounds the pacer raises it by 5
-    points if the utility collected since changed by at most a tenth, and lowers it if more than
-    fivefold.
+    and are multiplied by (T / t)^alpha if its duration t exceeds the preferred one, T. A share of
+    the cohort is drawn from clients never tried, by size; the rest in proportion to the scores,
+    from those that reach .95 times that of the first client that would not fit. T is a quantile of
+    the known durations, a tenth at first. Every 20 rounds the pacer raises it by 5 points if the
+    utility collected since changed by at most a tenth, and lowers it if more than fivefold.
 
     Parameters
     ----------
@@ -103,8 +99,7 @@ class Oort(Policy):
         utility = values_for(state.utility, clients, np.nan)
         utility[~explored] = size[~explored]
         positive = np.sort(utility[utility > 0])
-        if not positive.size:
-            positive = np.zeros(1)
+        positive = positive if positive.size else np.zeros(1)
         clip = positive[min(int(len(positive) * _CLIP), len(positive) - 1)]
         low = positive[0] * 0.999
         scores = (np.minimum(utility, clip) - low) / max(positive[-1] - low, 1e-4)

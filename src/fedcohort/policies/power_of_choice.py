@@ -30,10 +30,9 @@ class PowerOfChoiceState:
 class PowerOfChoice(Policy):
     """The variant pow-d of Cho, Wang and Joshi.
 
-    Each round d candidates are drawn without replacement, one after the other in proportion to
-    their number of examples; they report the loss of the current model over all their data, and the
-    cohort is the candidates with the highest losses. Models are averaged equally, because sizes
-    have counted in the draw.
+    Each round d candidates are drawn one after the other in proportion to their number of examples;
+    they report the loss of the current model over their data, and those with the highest losses are
+    the cohort. Models are averaged equally, because sizes have counted in the draw.
 
     Parameters
     ----------

@@ -36,15 +36,14 @@ class RaceSoftmaxState(GlobalSketch):
 class RaceSoftmax(Policy):
     """Algorithm 3 of Liu et al.
 
-    Each client sends a one-pass sketch of its data, once. Clients are drawn one after the other,
-    without replacement, in proportion to exp(1 / (temperature * distance)), where distance is that
-    of the client's sketch to the sketch of the federation seen so far.
+    Each client sends a one-pass sketch of its data, once. Clients are drawn one after the other in
+    proportion to exp(1 / (temperature * distance)), where distance is that of the client's sketch
+    to the sketch of the federation seen so far.
 
     Parameters
     ----------
     temperature : float, default=1.0
-        The paper's law at 1; larger is closer to uniform. The Frobenius distance grows with the
-        root of `rows`.
+        The paper's law at 1; larger is closer to uniform. Distances grow with the root of `rows`.
     distance : {"frobenius", "row-l2"}
         The paper's, or its released code's (mean over rows), which is nearly an argmax.
     center : {"mean", "pooled"}
@@ -63,8 +62,8 @@ class RaceSoftmax(Policy):
     Reference: Liu et al. (2023), One-Pass Distribution Sketch, NeurIPS.
 
     A private sketch is shrunk toward the center by its share of error, and the variance that
-    remains is added to its squared distance; else small clients would look far for their noise
-    alone. Where sketches show little but noise, cohorts are random, and a warning says so once.
+    remains is added to its squared distance; else small clients would look far for their noise.
+    Where sketches show little but noise, cohorts are random, and a warning says so once.
 
     Examples
     --------

@@ -29,9 +29,8 @@ class REFLState:
 class REFL(Policy):
     """The selection of Abdelmoniem et al., resource-efficient federated learning.
 
-    Of the available clients, those least likely to be available in the next round come first; ties
-    are broken at random. A client that was picked is not picked again for `rest` rounds, unless too
-    few others are there.
+    The clients least likely to be available in the next round come first. A client that was picked
+    is not picked again for `rest` rounds, unless too few others are there.
 
     Parameters
     ----------

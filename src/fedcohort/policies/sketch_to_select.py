@@ -46,11 +46,10 @@ class SketchToSelect(Policy):
         Length of a projection. The paper's is 10, which is too short to tell directions apart.
     fresh : bool, default=True
         Clients take their local steps from the current model before they sketch. False is the
-        literal reading: all that were not selected hold the same model, so the old cohort is picked
-        again.
+        literal reading: all others hold the same model, so the old cohort is picked again.
     compare : {"steps", "models"}
-        "models" is the paper's; most of them fall into one cluster once clients have learned their
-        data. "steps" clusters the directions of fresh steps away from the global model.
+        "models" is the paper's; most fall into one cluster once clients have learned their data.
+        "steps" clusters the directions of fresh steps away from the global model.
     restarts : int, default=10
         Starts of k-means, of which the best is kept. The paper uses one.
 
@@ -60,8 +59,8 @@ class SketchToSelect(Policy):
     Checked: clusters and draws by hand, replacements exactly.
     Reference: Kollias, Salonidis, Wang (2022), Sketch to Skip and Select.
 
-    A chosen client that is away is replaced by another of its cluster, drawn uniformly. The scores
-    are one over the size of the cluster.
+    A chosen client that is away is replaced by a random one of its cluster. Scores are one over the
+    size of the cluster.
 
     Examples
     --------

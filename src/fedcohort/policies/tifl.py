@@ -49,8 +49,7 @@ class TiFL(Policy):
     Reference: Chai et al. (2020), TiFL: A Tier-based Federated Learning System, HPDC.
 
     The reimplementations set chances anew at every look. Chosen here: the accuracy of a tier is
-    minus the mean loss that its members last reported, and clients that were never timed come
-    first.
+    minus the mean loss that its members last reported; clients never timed come first.
 
     Examples
     --------

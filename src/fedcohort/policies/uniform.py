@@ -22,9 +22,7 @@ class UniformState:
 
 @register("uniform", when="the baseline; needs nothing and treats all clients alike")
 class Uniform(Policy):
-    """Every available client is equally likely, without replacement.
-
-    The selection of FedAvg and the baseline of everything else.
+    """Every available client is equally likely: the selection of FedAvg.
 
     Parameters
     ----------
