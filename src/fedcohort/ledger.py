@@ -12,10 +12,7 @@ Direction = Literal["up", "down"]
 
 
 class Ledger:
-    """Counts bytes that cross the network.
-
-    Totals are kept by round and by client, so memory grows with rounds plus clients, not with their
-    product.
+    """Counts bytes that cross the network, by round and by client.
 
     Examples
     --------

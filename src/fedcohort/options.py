@@ -1,8 +1,8 @@
 """Options: how they are written, declared and checked, each once.
 
 A policy, a gate or a partition declares its options as the annotated parameters of its constructor:
-types, choices (`Literal`) and ranges (`Range` inside `Annotated`). Whoever gives a value, be it a
-file, a command line or a line of Python, it is checked and converted by `typed`.
+types, choices (`Literal`) and ranges (`Range` inside `Annotated`). Whoever gives a value, it is
+checked and converted by `typed`.
 """
 
 from __future__ import annotations
@@ -116,13 +116,11 @@ def unknown(kind: str, name: object, names: Iterable[str], where: str = "") -> C
     unknown key 'epoch' in [local]; did you mean 'epochs'? Known: epochs, lr
     """
     listed = list(dict.fromkeys(names))
-    culprit = f"unknown {kind} {name!r}" + (f" {where}" if where else "")
-    if not listed:
-        return ConfigError(f"{culprit}. There are none")
     by_kebab = {text.lower().replace("_", "-"): text for text in listed}
     close = difflib.get_close_matches(str(name).lower().replace("_", "-"), by_kebab, n=1)
     hint = f"; did you mean {by_kebab[close[0]]!r}?" if close else "."
-    return ConfigError(f"{culprit}{hint} Known: {', '.join(listed)}")
+    culprit = f"unknown {kind} {name!r}" + (f" {where}" if where else "")
+    return ConfigError(f"{culprit}{hint} Known: {', '.join(listed) or 'none'}")
 
 
 def checked_options(
@@ -219,7 +217,6 @@ def in_words(hint: Any) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _signature(maker: Callable[..., Any]) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
-    """Return the parameters and the types that the signature of a callable declares."""
     parameters = inspect.signature(maker).parameters
     try:
         function: Any = vars(maker).get("__init__", maker) if isinstance(maker, type) else maker
@@ -232,7 +229,7 @@ class Configurable:
     """Remembers the arguments of its `__init__`, as given or by default, and its `state`.
 
     Options of plain types are checked and converted as `typed` says. Floats must also be 0 or have
-    a size between `SMALLEST` and `LARGEST`: anything else would overflow or vanish somewhere.
+    a size between `SMALLEST` and `LARGEST`, so that nothing overflows or vanishes.
 
     Examples
     --------
@@ -253,7 +250,7 @@ class Configurable:
 
     @property
     def options(self) -> dict[str, Any]:
-        """All options by the name they are given under."""
+        """All options by name."""
         return dict(self._options)
 
     def state_dict(self) -> dict[str, Any]:
@@ -269,14 +266,12 @@ class Configurable:
 
     def __repr__(self) -> str:
         """Show the options that differ from their defaults."""
-        parameters = inspect.signature(type(self)).parameters
-        pairs = self._options.items()
-        shown = [f"{k}={v!r}" for k, v in pairs if repr(v) != repr(parameters[k].default)]
+        usual = {k: p.default for k, p in inspect.signature(type(self)).parameters.items()}
+        shown = [f"{k}={v!r}" for k, v in self._options.items() if repr(v) != repr(usual[k])]
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def _checking(init: Callable[..., None]) -> Callable[..., None]:
-    """Return an `__init__` that checks its options, remembers them and gets them converted."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)

@@ -54,12 +54,12 @@ def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
     ...
     fedcohort.exceptions.ConfigError: unknown color 'gren'; did you mean 'green'? Known: red, green
     """
-    is_text = isinstance(name, str)  # a name from a file may be anything
-    if is_text and name in known:
-        return known[name]
+    key = str(name)  # a name from a file may be anything
+    if key in known:
+        return known[key]
     offered = _offered(kind)
-    if is_text and name in offered:
-        return _enter(kind, offered[name], known)
+    if key in offered:
+        return _enter(kind, offered[key], known)
     raise unknown(kind, name, [*known, *offered])
 
 
@@ -141,9 +141,8 @@ def import_file(path: str) -> types.ModuleType:
 
 
 def _offered(kind: str) -> dict[str, EntryPoint]:
-    if kind not in GROUPS:
-        return {}
-    return {point.name: point for point in entry_points(group=GROUPS[kind])}
+    points = entry_points(group=GROUPS[kind]) if kind in GROUPS else ()
+    return {point.name: point for point in points}
 
 
 def _enter(kind: str, point: EntryPoint, known: Mapping[str, T]) -> T:

@@ -36,16 +36,15 @@ Collect = Callable[[str, tuple[ClientId, ...]], Readings]
 LOG = logging.getLogger("fedcohort")
 MAX_ASKS = 3  # a client that does not answer a profile query this often is not asked again
 MAX_FAILURES = 2  # failed rounds in a row after which a client sits out for a while
-MAX_REST = 64  # rounds; longer where clients are selected less often, see `Session`
+MAX_REST = 64  # rounds; longer where clients are selected less often
 
 
 class Session:
     """Runs a policy round after round.
 
     A client that did not finish `MAX_FAILURES` rounds in a row sits out: 4 rounds, then 8, 16 and
-    so on, until it finishes a round again, or too few others are available. The longest rest is
-    `MAX_REST` rounds or, if that is more, twice the rounds that a turn of everybody takes: a client
-    that never finishes gets at most half a fair share in the end.
+    so on, at most `MAX_REST` or twice the rounds that a turn of everybody takes, until it finishes
+    a round again, or too few others are available.
 
     Parameters
     ----------
@@ -134,7 +133,6 @@ class Session:
         return self.selection
 
     def _selected(self, round: Round, collect: Collect) -> Selection:
-        """Ask for what the policy needs, and let it select."""
         self._profile(round.available, collect)
         if query := sorted(self.policy.needs.query):
             asked = self.policy.candidates(round, self.signals, self._rng("candidates"))
@@ -186,12 +184,10 @@ class Session:
         return self._admitted
 
     def _shares(self) -> dict[ClientId, float]:
-        """Return each selected client's weight in the average."""
         clients, weights = self.selection.clients, self.selection.weights
         if weights is None:
-            counts = np.ones(len(clients))
-            if self.averaging == "size":
-                counts = sizes(self.signals, clients)
+            by_size = self.averaging == "size"
+            counts = sizes(self.signals, clients) if by_size else np.ones(len(clients))
             weights = tuple((counts / counts.sum()).tolist())
         return dict(zip(clients, weights, strict=True))
 
@@ -210,8 +206,7 @@ class Session:
             raise RuntimeError("Session.finish was called before Session.begin")
         done, late, clients = set(finished), set(cut), self.selection.clients
         asked = clients if self._admitted is None else self._admitted
-        strangers = done.difference(asked) | late.difference(clients) | (done & late)
-        if strangers:
+        if strangers := done.difference(asked) | late.difference(clients) | (done & late):
             raise ValueError(f"Session.finish: {min(strangers)!r} was not selected this round")
         outcome = Outcome(
             clients,
@@ -219,8 +214,7 @@ class Session:
             self._withheld,
             tuple(c for c in clients if c in late),
         )
-        unwanted = set(replies).difference(self.policy.needs.reply)
-        if unwanted:
+        if unwanted := set(replies).difference(self.policy.needs.reply):
             self._warn(f"replies under {min(unwanted)!r}, which the policy does not need")
         for name in sorted(self.policy.needs.reply):
             sent = replies.get(name, {})
@@ -295,9 +289,7 @@ class Session:
     def _rested(self, clients: tuple[ClientId, ...]) -> tuple[ClientId, ...]:
         """Leave out the clients that sit out, unless too few others are there."""
         resting = {c for c, until in self._resting.items() if until > self.round_number}
-        if not resting:
-            return clients
-        others = tuple(c for c in clients if c not in resting)
+        others = tuple(filterfalse(resting.__contains__, clients)) if resting else clients
         return others if len(others) >= self.cohort_size else clients
 
     def _note_failures(self, outcome: Outcome) -> None:
@@ -335,8 +327,7 @@ class Session:
         elif signal.needs_model(options):
             self._send_model(clients)
         answers = collect(name, clients)
-        strangers = set(answers).difference(clients)
-        if strangers:
+        if strangers := set(answers).difference(clients):
             one = min(map(str, strangers))
             self._warn(f"{name}: answers of clients that were not asked, such as {one!r}")
         kept = set(self._store(name, {c: answers[c] for c in clients if c in answers}))
@@ -375,30 +366,25 @@ class Session:
         name = type(self.policy).__name__
         if len(chosen) < len(clients):
             raise PolicyError(f"{name}.{what}: a client appears twice")
-        strangers = chosen.difference(available)
-        if strangers:
+        if strangers := chosen.difference(available):
             raise PolicyError(f"{name}.{what}: {min(strangers)!r} is not available")
         return tuple(sorted(chosen))
 
     def _completed(self, selection: Selection, round: Round) -> Selection:
         """Check the policy's cohort and top it up uniformly if it falls short."""
-        name = type(self.policy).__name__
-        self._checked(selection.clients, "select")
-        if len(selection.clients) > round.size:
-            raise PolicyError(
-                f"{name}.select: {len(selection.clients)} clients for a cohort of {round.size}"
-            )
-        weights = selection.weights
-        if weights is not None and len(weights) != len(selection.clients):
-            raise PolicyError(f"{name}.select: {len(weights)} weights for its clients")
-        missing = round.size - len(selection.clients)
+        clients, weights = selection.clients, selection.weights
+        taken, where = set(self._checked(clients, "select")), f"{type(self.policy).__name__}.select"
+        if len(clients) > round.size:
+            raise PolicyError(f"{where}: {len(clients)} clients for a cohort of {round.size}")
+        if weights is not None and len(weights) != len(clients):
+            raise PolicyError(f"{where}: {len(weights)} weights for its clients")
+        missing = round.size - len(clients)
         if not missing:
             return selection
-        taken = set(selection.clients)
         rest = [c for c in round.available if c not in taken]
         extra = pick(rest, missing, self._rng("top-up"))
         if weights:  # the others get the mean weight, and the sum is kept
             share = len(weights) / (len(weights) + missing)
             mean = sum(weights) / len(weights)
             weights = (*(w * share for w in weights), *([mean * share] * missing))
-        return Selection(selection.clients + extra, weights or None, selection.scores)
+        return Selection(clients + extra, weights or None, selection.scores)

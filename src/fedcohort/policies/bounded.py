@@ -102,7 +102,6 @@ class Bounded(Policy):
         self.policy.observe(round, outcome, signals)
 
     def _counts(self, round: Round) -> tuple[Array, Array]:
-        """Return the places that each available client has taken, and those due."""
         state, clients = self.state, round.available
         return values_for(state.taken, clients), values_for(state.due, clients)
 

@@ -245,6 +245,5 @@ def _typical_size(changes: Array) -> float:
 
 
 def _widened(values: NDArray[T], columns: int, fill: float) -> NDArray[T]:
-    """Return `values` with new columns at the end, all `fill`."""
     new = np.full((*values.shape[:-1], columns), fill, values.dtype)
     return np.concatenate([values, new], axis=-1)

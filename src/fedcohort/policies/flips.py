@@ -96,7 +96,6 @@ class FLIPS(Policy):
             self.state.used = self.state.used + places
 
     def _centers(self, rows: Array, rng: Generator) -> tuple[Array, Indices]:
-        """Return k-means centers, for the wanted number or the smallest Davies-Bouldin index."""
         from sklearn.metrics import davies_bouldin_score
 
         different = len(np.unique(rows.round(12), axis=0))

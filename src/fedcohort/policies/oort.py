@@ -143,7 +143,6 @@ class Oort(Policy):
         self._pace(round.number + 1)
 
     def _pace(self, number: int) -> None:
-        """Move the preferred quantile where utility is flat or jumps."""
         state = self.state
         if number % _PACER_ROUNDS or len(state.history) < 2 * _PACER_ROUNDS:
             return

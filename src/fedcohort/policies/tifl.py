@@ -75,7 +75,8 @@ class TiFL(Policy):
             others = take(round.available, positions)
             return Selection(first + pick(others, round.size - len(first), rng))
         tiers = self._tiers(seconds, round.size)
-        self._settle(round, len(tiers), self._losses(round, signals, tiers))
+        losses = [signals.read("loss", take(round.available, tier))[1] for tier in tiers]
+        self._settle(round, [float(loss.mean()) if len(loss) else 0.0 for loss in losses])
         state = self.state
         chances = np.array(state.chances) * (np.array(state.credits) > 0)
         state.tier = int(rng.choice(len(tiers), p=chances / chances.sum()))
@@ -88,14 +89,9 @@ class TiFL(Policy):
         count = max(min(self.tiers, seconds.size // size), 1)
         return np.array_split(np.argsort(seconds, kind="stable"), count)
 
-    def _losses(self, round: Round, signals: Signals, tiers: list[Indices]) -> list[float]:
-        """Return the mean of the losses that each tier's members last reported."""
-        losses = [signals.read("loss", take(round.available, tier))[1] for tier in tiers]
-        return [float(loss.mean()) if len(loss) else 0.0 for loss in losses]
-
-    def _settle(self, round: Round, count: int, losses: list[float]) -> None:
+    def _settle(self, round: Round, losses: list[float]) -> None:
         """Renew credits that are spent, and chances where the last tier has not become better."""
-        state = self.state
+        state, count = self.state, len(losses)
         if len(state.chances) != count:
             state.chances, state.before, state.tier = [1 / count] * count, losses, -1
             state.credits = []
