@@ -124,7 +124,7 @@ def test_losses_are_measured_on_what_a_client_does_not_train_on(digits):
     simulation = start(digits, holdout=0.2)
     seed = simulation.seeds[0]
     simulation.step()
-    held_out = seed.everybody.held_out
+    held_out = seed.held_out
     for client, part in federation.parts.items():
         kept = seed.federation.parts[client]
         assert sorted([*kept, *held_out[client]]) == sorted(part)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fedcohort.datasets import Federation
 from fedcohort.exceptions import ConfigError
 from fedcohort.partition import IndexArray
 from fedcohort.rounds import ClientId, stream
 from fedcohort.signals.catalog import Clients, Options
 from fedcohort.signals.projection import Projection, Vectors
-from fedcohort.simulate.local import Data, Job, Trainer, jobs, lr_at
+from fedcohort.simulate.local import Job, jobs, lr_at
 from fedcohort.sketch.hashing import MinHash
 from fedcohort.sketch.race import empty_sketch, token_sets
+
+if TYPE_CHECKING:
+    from fedcohort.simulate.seed import Seed
 
 Insight = Callable[[np.ndarray, np.ndarray], ArrayLike]
 Embed = Callable[[np.ndarray], ArrayLike]
@@ -57,105 +59,101 @@ class SimulatedClients(Clients):
     """Some clients of one seed; signals are computed for all of them at once."""
 
     ids: Sequence[ClientId]
-    trainer: Trainer
-    data: Data  # all training examples, on the trainer's device
-    federation: Federation
-    seed: int  # with the round, of batches of clients that train for a query, and of noise
-    round_number: int
+    seed: Seed
     model: Tensor  # that answers are taken under
-    held_out: Mapping[ClientId, IndexArray] | None = None  # on which clients measure their loss
-    insight: Insight | None = None  # of one client's (x, y), for the signal of that name
-    embed: Embed | None = None  # x -> a vector per example, which are sketched instead
-    embedder: Tensor | None = None  # whose features are sketched where `embed="model"`
-    held: Mapping[ClientId, Tensor] = field(default_factory=dict)  # models after the last training
-    arrived: Tensor | None = None  # trained models of this round, for reply signals
-    seconds: Callable[[ClientId], float] = lambda client: np.nan  # that it takes for a round
+    arrived: Tensor | None  # trained models of this round, for reply signals
+
+    @property
+    def parts(self) -> list[IndexArray]:
+        """The examples of each client."""
+        return [self.seed.federation.parts[c] for c in self.ids]
 
     def examples(self) -> Iterable[tuple[NDArray[Any], NDArray[Any]]]:
         """Yield each client's inputs and labels."""
-        dataset, parts = self.federation.dataset, self.federation.parts
-        return ((dataset.x[parts[c]], dataset.y[parts[c]]) for c in self.ids)
+        dataset = self.seed.federation.dataset
+        return ((dataset.x[part], dataset.y[part]) for part in self.parts)
 
     def sizes(self) -> NDArray[np.int64]:
         """Return each client's number of examples."""
-        return np.array([len(self.federation.parts[c]) for c in self.ids], np.int64)
+        return np.array([len(part) for part in self.parts], np.int64)
 
     def insights(self) -> list[ArrayLike]:
         """Return the user's own vector for each client."""
-        if self.insight is None:
+        if self.seed.insight is None:
             raise ConfigError("the policy asks for 'insight': pass insight=function(x, y)")
-        return [self.insight(x, y) for x, y in self.examples()]
+        return [self.seed.insight(x, y) for x, y in self.examples()]
 
     def sketches(self, options: Options) -> list[NDArray[Any]]:
         """Return each client's distribution sketch, private at the policy's epsilon."""
         epsilon = float(options.get("epsilon", 0.0))
         inputs, public = self._inputs(options)
-        dataset, center = self.federation.dataset, None
+        dataset, center = self.seed.federation.dataset, None
         if options.get("center"):  # the mean of the server's public examples
             center = public.reshape(len(public), -1).mean(axis=0)
         tokens = dataset.tokens and public.dtype.kind in "iu"
         blank = empty_sketch(options, public, classes=dataset.classes, center=center, tokens=tokens)
-        again = (self.round_number,) if self.round_number else ()
+        again = (self.seed.round_number,) if self.seed.round_number else ()
         readings = []
-        for client, x in zip(self.ids, inputs, strict=True):
+        for client, part, x in zip(self.ids, self.parts, inputs, strict=True):
             sketch, flat = blank.empty_like(), x.reshape(len(x), -1)
-            y = dataset.y[self.federation.parts[client]] if blank.labeled else None
+            y = dataset.y[part] if blank.labeled else None
             sketch.add(token_sets(flat) if isinstance(blank.family, MinHash) else flat, y)
             if epsilon:
-                noise = stream(self.seed, "sketch noise", client, *again)
+                noise = stream(self.seed.seed, "sketch noise", client, *again)
                 sketch = sketch.privatize(epsilon, rng=noise)
             readings.append(sketch.reading())
         return readings
 
     def _inputs(self, options: Options) -> tuple[Iterable[NDArray[Any]], NDArray[Any]]:
         """Return what is sketched: the vectors of each client, and those of public examples."""
-        parts = [self.federation.parts[c] for c in self.ids]
-        dataset = self.federation.dataset
-        public, at = dataset.x_test[:PUBLIC], np.concatenate(parts)
+        seed, dataset = self.seed, self.seed.federation.dataset
+        public, at = dataset.x_test[:PUBLIC], np.concatenate(self.parts)
         if options.get("embed") == "model":
-            model = self.model if self.embedder is None else self.embedder
-            some = self.trainer.data(public, dataset.y_test[:PUBLIC])
-            x = self.trainer.embeddings(model, at, self.data).cpu().numpy()
-            public = self.trainer.embeddings(model, np.arange(len(public)), some).cpu().numpy()
-        elif self.embed is not None:
-            x, public = _embedded(self.embed, dataset.x[at]), _embedded(self.embed, public)
+            embeddings = partial(seed.trainer.embeddings, seed.embedder)
+            some = seed.trainer.data(public, dataset.y_test[:PUBLIC])
+            x = embeddings(at, seed.data).cpu().numpy()
+            public = embeddings(np.arange(len(public)), some).cpu().numpy()
+        elif seed.embed is not None:
+            x, public = _embedded(seed.embed, dataset.x[at]), _embedded(seed.embed, public)
         else:
-            return (dataset.x[part] for part in parts), public
-        return np.split(x, np.cumsum([len(part) for part in parts])[:-1]), public
+            return (dataset.x[part] for part in self.parts), public
+        return np.split(x, np.cumsum(self.sizes())[:-1]), public
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
         """Return each client's mean of loss^power under the model."""
-        parts = self.federation.parts if self.held_out is None else self.held_out
-        measured = [Job(0, parts[c]) for c in self.ids]
-        return self.trainer.losses(self.model, measured, self.data, power=power)
+        measured = [Job(0, self.seed.held_out[c]) for c in self.ids]
+        return self.seed.trainer.losses(self.model, measured, self.seed.data, power=power)
 
     def features(self) -> NDArray[Any]:
         """Return the mean output of the first dense layer over each client's examples."""
-        return self.trainer.features(self.model, self._jobs(), self.data)
+        whole = [Job(0, part) for part in self.parts]
+        return self.seed.trainer.features(self.model, whole, self.seed.data)
 
     def gradients(self) -> Vectors:
         """Return the full-batch gradients."""
-        return TensorVectors(self.trainer.gradients(self.model, self._jobs(), self.data))
+        whole = [Job(0, part) for part in self.parts]
+        return TensorVectors(self.seed.trainer.gradients(self.model, whole, self.seed.data))
 
     def gradient_spreads(self) -> NDArray[np.float64]:
         """Return the spread of the gradients of each client's batches, in a random order."""
-        size, spreads = self.trainer.training.batch_size, []
-        for client in self.ids:
-            rng = stream(self.seed, "gradient spread", self.round_number, client)
-            order = rng.permutation(self.federation.parts[client])
+        seed, trainer, spreads = self.seed, self.seed.trainer, []
+        size = trainer.training.batch_size
+        for client, part in zip(self.ids, self.parts, strict=True):
+            rng = stream(seed.seed, "gradient spread", seed.round_number, client)
+            order = rng.permutation(part)
             batches = [Job(0, order[at : at + size]) for at in range(0, len(order), size)]
-            rows = self.trainer.gradients(self.model, batches, self.data)
+            rows = trainer.gradients(self.model, batches, seed.data)
             spreads.append((rows - rows.mean(dim=0)).double().square().sum(dim=1).mean().sqrt())
         return np.array([float(spread) for spread in spreads])
 
     def trained(self, fresh: bool = True) -> Vectors:
         """Return models after training on batches of their own, or those that clients hold."""
+        seed, trainer, number = self.seed, self.seed.trainer, self.seed.round_number
         if not fresh:
-            return TensorVectors(torch.stack([self.held.get(c, self.model) for c in self.ids]))
-        parts, number = [self.federation.parts[c] for c in self.ids], self.round_number
-        work = jobs(self.trainer, self.seed, number, [f"query/{c}" for c in self.ids], parts)
-        lr = lr_at(self.trainer, number)
-        return TensorVectors(self.trainer.train(self.model, work, self.data, lr).clone())
+            return TensorVectors(torch.stack([seed.held.get(c, self.model) for c in self.ids]))
+        work = jobs(trainer, seed.seed, number, [f"query/{c}" for c in self.ids], self.parts)
+        trained = trainer.train(self.model, work, seed.data, lr_at(trainer, number))
+        return TensorVectors(trained.clone())
 
     def steps(self, fresh: bool = True) -> Vectors:
         """Return `trained` minus the model."""
@@ -169,24 +167,21 @@ class SimulatedClients(Clients):
 
     def durations(self) -> NDArray[np.float64]:
         """Return the simulated seconds that each client takes for a round."""
-        return np.array([self.seconds(c) for c in self.ids])
+        return np.array([self.seed.seconds_of(c) for c in self.ids])
 
     expected_durations = durations
 
     def classes(self) -> int:
         """Return the number of labels of the data set."""
-        return self.federation.dataset.classes
+        return self.seed.federation.dataset.classes
 
     def noise_source(self, client: ClientId) -> np.random.Generator:
         """Return a generator that is a function of the seed and the client."""
-        return stream(self.seed, "label noise", client)
+        return stream(self.seed.seed, "label noise", client)
 
     def last_array(self) -> int:
         """Return how many numbers the model's last array has."""
-        return list(self.trainer.worker.model.parameters())[-1].numel()
-
-    def _jobs(self) -> list[Job]:
-        return [Job(0, self.federation.parts[c]) for c in self.ids]
+        return list(self.seed.trainer.worker.model.parameters())[-1].numel()
 
 
 def _embedded(embed: Embed, x: NDArray[Any]) -> NDArray[np.float32]:

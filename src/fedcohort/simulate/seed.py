@@ -77,8 +77,9 @@ class Seed:
             raise ConfigError(
                 f"simulate: gate={gate!r} decides when all have answered; drop {pace}"
             )
-        federation, held_out = split_off(federation, holdout, seed)
-        self.seed, self.federation, self.trainer, self.model = seed, federation, trainer, model
+        self.federation, self.held_out = split_off(federation, holdout, seed)
+        self.seed, self.trainer, self.data, self.model = seed, trainer, data, model
+        self.insight, self.embed = insight, embed
         self.model_bytes = model.numel() * model.element_size()
         self.aggregation: Mean = copy.deepcopy(make("aggregation", aggregation, AGGREGATIONS))
         self.session = Session(
@@ -89,10 +90,6 @@ class Seed:
             model_bytes=self.model_bytes,
             averaging="size" if self.aggregation.weighted else "equal",
         )
-        self.everybody = SimulatedClients(
-            self.clients, trainer, data, federation, seed, 0, model, held_out, insight, embed,
-            seconds=self.seconds_of,
-        )  # fmt: skip
         self.initial = self.embedder = model  # profiles are taken under the initial model
         self.round_number = self.embedder_round = 0
         self.held: dict[ClientId, torch.Tensor] = {}
@@ -178,17 +175,18 @@ class Seed:
             self.pending[client] = Pending(self.round_number, arrival, model - before)
         return len(row_of)
 
-    def collect(self, name: str, clients: Sequence[ClientId], **given: Any) -> Readings:
+    def collect(
+        self, name: str, clients: Sequence[ClientId], arrived: torch.Tensor | None = None
+    ) -> Readings:
         """Answer a signal for some clients, as a session asks for it."""
         options = self.session.policy.signal_options.get(name, {})
         refresh = int(options.get("refresh", 0))
         due = self.round_number - self.round_number % refresh if refresh else 0
         if due > self.embedder_round:  # all sketches since the last refresh are comparable
             self.embedder, self.embedder_round = self.model, due
-        now = {key: getattr(self, key) for key in ("round_number", "held", "model", "embedder")}
-        if SIGNALS[name].model == "initial":
-            now["model"] = self.initial
-        return SIGNALS[name].readings(replace(self.everybody, ids=clients, **now, **given), options)
+        model = self.initial if SIGNALS[name].model == "initial" else self.model
+        asked = SimulatedClients(clients, self, model, arrived)
+        return SIGNALS[name].readings(asked, options)
 
     def _replies_of(self, trained: torch.Tensor) -> dict[str, Readings]:
         """Return what comes with the updates, and charge the gradients that are sent beside them.
@@ -201,7 +199,7 @@ class Seed:
                 sent = dict.fromkeys(self.finished, self.model_bytes)
                 self.session.charge(name, "up", sent)
         names = sorted(self.session.policy.needs.reply)
-        replies = {name: self.collect(name, self.finished, arrived=trained) for name in names}
+        replies = {name: self.collect(name, self.finished, trained) for name in names}
         if any(not stated.get("fresh", True) for stated in options.values()):
             self.held = dict(zip(self.finished, trained.clone(), strict=True))
         return replies
