@@ -162,7 +162,7 @@ class TestDELTA:
         policy = DELTA(local_variance=1.0)
         simulation = Simulation(clients, model, policy, cohort_size=2, local=local, device="cpu")
         simulation.step()
-        (client, _) = simulation.seeds[0].selection.clients
+        (client, _) = simulation.seeds[0].session.selection.clients
         order = stream(0, "gradient spread", 0, client).permutation(clients.parts[client])
         double, rows = model.double(), []
         for first in range(0, len(order), 50):

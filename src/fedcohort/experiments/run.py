@@ -3,8 +3,7 @@
 The folder holds ``config.json`` (every default filled in), ``provenance.json`` (versions),
 ``federation.json`` (who holds which labels), ``rounds.jsonl`` (one line per round and seed, flushed
 as it happens: the truth about the run) and ``checkpoint`` (all that the next round depends on). A
-run that was killed continues with ``resume=True`` and leaves the same lines as one that was not. A
-finished run continues with more rounds or more seeds.
+run that was killed continues with ``resume=True`` and leaves the same lines as one that was not.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,13 +37,7 @@ from fedcohort.simulate.aggregation import AGGREGATIONS
 from fedcohort.simulate.clock import AVAILABILITIES, Durations
 from fedcohort.simulate.models import build as build_model
 from fedcohort.simulate.simulation import Simulation
-from fedcohort.storage import (
-    locked_folder,
-    make_folder,
-    remove_leftovers,
-    sync_folder,
-    write_atomically,
-)
+from fedcohort.storage import write_atomically
 
 OnRound = Callable[[Sequence[RoundRecord]], None]
 FREE = {"rounds", "seeds", "target", "patience", "checkpoint_every"}  # may change on resume
@@ -73,10 +65,10 @@ def run(
     dataset : Dataset, optional
         The data set, if it is loaded already.
     """
-    place = make_folder(folder)
+    place = storage.make_folder(folder)
     check(experiment)
-    with locked_folder(place):
-        remove_leftovers(place)
+    with storage.locked_folder(place):
+        storage.remove_leftovers(place)
         _claim(place, experiment, resume)
         dataset = dataset or dataset_of(experiment.data)
         _add_seeds(place, experiment, dataset, on_round)
@@ -96,26 +88,23 @@ def _advance(
     histories = _histories(place, experiment.seeds, simulation.round_number)
     _write(place, histories)
     with (place / "rounds.jsonl").open("a", encoding="utf-8") as file:
-        sync_folder(place)
-
-        def save() -> None:
-            os.fsync(file.fileno())  # a checkpoint never knows rounds that can be lost
-            storage.save(checkpoint, simulation.state_dict())
+        storage.sync_folder(place)
 
         def keep(records: Sequence[RoundRecord]) -> None:
             file.writelines(map(_line, records))
             file.flush()
             at_checkpoint = simulation.round_number % experiment.checkpoint_every == 0
             due = at_checkpoint or experiment.is_over(histories)
-            if due:
-                save()
             try:
                 if on_round is not None:
                     on_round(records)
             except BaseException:  # Ctrl-C, for example
-                if not due:
-                    save()
+                due = True
                 raise
+            finally:
+                if due:
+                    os.fsync(file.fileno())  # a checkpoint never knows rounds that can be lost
+                    storage.save(checkpoint, simulation.state_dict())
 
         simulation.advance(histories, experiment.rounds, experiment.patience, keep)
 
@@ -198,7 +187,7 @@ def _write(place: Path, histories: Sequence[History]) -> None:
 
 
 def _line(record: RoundRecord) -> str:
-    return json.dumps(asdict(record)) + "\n"
+    return json.dumps(dataclasses.asdict(record)) + "\n"
 
 
 #: How fast clients are, from their names and a seed.

@@ -18,7 +18,7 @@ from fedcohort.gates import Gate
 from fedcohort.partition import IndexArray
 from fedcohort.policies.base import Policy
 from fedcohort.registry import make
-from fedcohort.rounds import ClientId, RoundRecord, Selection, stream
+from fedcohort.rounds import ClientId, RoundRecord, stream
 from fedcohort.session import LOG, Session
 from fedcohort.signals.catalog import SIGNALS
 from fedcohort.simulate.aggregation import AGGREGATIONS, Mean
@@ -43,10 +43,10 @@ class Seed:
     A client that a gate held back keeps the difference between its model and the global one.
     """
 
+    # Of the round at hand: how it ends, who trains, whose updates and late updates it uses.
     arrivals: Arrivals
     training: tuple[ClientId, ...] = ()
     finished: tuple[ClientId, ...] = ()
-    withheld: tuple[ClientId, ...] = ()
     late: tuple[ClientId, ...] = ()
 
     def __init__(
@@ -97,13 +97,10 @@ class Seed:
             durations = (durations or partial(Durations.draw, sigma=0.0))(self.clients, seed)
         self.durations = durations
         self.cohort_size, self.pace = cohort_size, pace
-        self.selection = Selection(())
         self.differences: dict[ClientId, torch.Tensor] = {}
         self.pending: dict[ClientId, Pending] = {}
         self.clock = 0.0
         self._measured: dict[ClientId, float] = {}
-        self._round_seconds: dict[ClientId, float] = {}
-        self._replies: dict[str, Readings] = {}
 
     def select(self, number: int, availability: Availability, dropout: float) -> None:
         """Pick the cohort, draw who drops out, and find whose updates the round will use."""
@@ -114,8 +111,7 @@ class Seed:
         self.round_number = number
         if number == 0 and self.session.policy.profile_first:
             self.session.profile(self.clients, self.collect)
-        self.selection = self.session.begin(available, self.collect)
-        selected = self.selection.clients
+        selected = self.session.begin(available, self.collect).clients
         gone = stream(self.seed, "dropout", number).random(len(selected)) < dropout
         lost = {c for c, is_gone in zip(selected, gone, strict=True) if is_gone}
         self._round_seconds = seconds = {c: self.seconds_of(c) for c in selected}
@@ -142,7 +138,7 @@ class Seed:
         """Whether the next model is the mean of all trained models, if all are finite."""
         plain = type(self.aggregation) is Mean and self.session.gate is None
         in_time = bool(self.training) and self.training == self.arrivals.used and not self.late
-        return plain and self.selection.weights is None and in_time
+        return plain and self.session.selection.weights is None and in_time
 
     def aggregate(self, trained: torch.Tensor, mean: torch.Tensor | None = None) -> int:
         """Take the trained models, one row per training client, through gate and aggregation.
@@ -206,8 +202,7 @@ class Seed:
 
     def finish(self) -> None:
         """End the session's round and advance the clock."""
-        cut = self.arrivals.cut
-        self.withheld = self.session.finish(self._replies, self.finished, cut).withheld
+        self._outcome = self.session.finish(self._replies, self.finished, self.arrivals.cut)
         self._measured.update((c, self._round_seconds[c]) for c in self.finished)
         self.clock += self.arrivals.seconds
 
@@ -220,14 +215,14 @@ class Seed:
             round=self.round_number + 1,
             accuracy=accuracy,
             loss=loss,
-            selected=self.selection.clients,
+            selected=self.session.selection.clients,
             finished=self.finished,
             bytes_up=self.session.ledger.total("up", self.round_number),
             bytes_down=self.session.ledger.total("down", self.round_number),
             seconds=self.arrivals.seconds,
             elapsed=self.clock,
             skipped=self.session.skipped,
-            withheld=self.withheld,
+            withheld=self._outcome.withheld,
             cut=self.arrivals.cut,
             late=self.late,
             slowest=self.arrivals.slowest,
@@ -247,7 +242,6 @@ class Seed:
         announced = self.session.announce(start)
         answers = gate.probe(announced, start, TensorVectors(models))
         admitted = self.session.admit(dict(zip(clients, answers, strict=True)))
-        self.selection = self.session.selection
         for client, model in zip(clients, models, strict=True):
             if client in admitted or gate.on_skip == "reset":
                 self.differences.pop(client, None)
@@ -258,7 +252,7 @@ class Seed:
     def _next_model(self, updates: torch.Tensor) -> torch.Tensor:
         """Return the global model after the round's updates and the late ones that arrive in it."""
         sizes = [len(self.federation.parts[c]) for c in (*self.finished, *self.late)]
-        weights = self.selection.weights_of(self.finished)
+        weights = self.session.selection.weights_of(self.finished)
         if self.late:
             arrived, fresh = [self.pending.pop(c) for c in self.late], len(self.finished)
             self.session.charge("model", "up", dict.fromkeys(self.late, self.model_bytes))
