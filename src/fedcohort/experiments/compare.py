@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,10 +75,10 @@ def run_several(
     on_round: OnRound | None = None,
     runner: Runner = in_turn,
 ) -> Results:
-    """Run settings in folders of their own under `folder`; ``runs.json`` has their names, in order.
+    """Run settings, all checked first, in folders of their own, which ``runs.json`` names in order.
 
-    All are checked before the first run starts. With `resume`, what an interrupted call left goes
-    on. On a cluster, `fedcohort.distribute.run_all` is the `runner`.
+    With `resume`, what an interrupted call left goes on. On a cluster,
+    `fedcohort.distribute.run_all` is the `runner`.
     """
     for _, experiment in settings:
         check(experiment)["policy"].check_cohort(experiment.cohort_size)
@@ -158,22 +158,16 @@ def expand(values: Mapping[str, Any]) -> list[Setting]:
         raise ConfigError(
             f'[sweep] sweep = {table!r}: must be a table of lists, such as "local.lr" = [0.1, 0.2]'
         )
-    axes = dict(_axes(table, ""))
+    axes = config.flat(table)
+    for key, choices in axes.items():
+        if not isinstance(choices, list) or not choices:
+            raise ConfigError(f"[sweep] {key} = {choices!r} must be a list of values")
+        if len({json.dumps(value, sort_keys=True, default=str) for value in choices}) < len(
+            choices
+        ):
+            raise ConfigError(f"[sweep] {key} = {choices!r}: give each value once")
     combinations = itertools.product(*axes.values())
     return [_setting(base, dict(zip(axes, chosen, strict=True))) for chosen in combinations]
-
-
-def _axes(table: Any, where: str) -> Iterator[tuple[str, list[Any]]]:
-    """Yield dotted keys and their values; ``a.b`` may be written quoted or as nested tables."""
-    if isinstance(table, Mapping):
-        for key, inner in table.items():
-            yield from _axes(inner, f"{where}.{key}" if where else key)
-        return
-    if not isinstance(table, list) or not table:
-        raise ConfigError(f"[sweep] {where} = {table!r} must be a list of values")
-    if len({json.dumps(value, sort_keys=True, default=str) for value in table}) < len(table):
-        raise ConfigError(f"[sweep] {where} = {table!r}: give each value once")
-    yield where, table
 
 
 def _setting(base: Mapping[str, Any], chosen: Mapping[str, Any]) -> Setting:

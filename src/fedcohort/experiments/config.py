@@ -251,23 +251,15 @@ def dump(experiment: Experiment) -> dict[str, Any]:
     return dataclasses.asdict(experiment)
 
 
-def flat(experiment: Experiment) -> dict[str, Any]:
-    """Return all values by dotted key.
-
-    Examples
-    --------
-    >>> flat(Experiment())["local.lr"]
-    0.05
-    """
-    return dict(_leaves(dump(experiment), ""))
-
-
-def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{key}.{name}" if key else name)
-    else:
-        yield key, list(value) if isinstance(value, tuple) else value
+def flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return the values of nested tables by dotted key, such as ``local.lr``."""
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{where}{name}.")
+        else:
+            values[f"{where}{name}"] = list(value) if isinstance(value, tuple) else value
+    return values
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:

@@ -34,15 +34,11 @@ MAX_LAST_ROUNDS = 50  # evaluations that `accuracy` is the mean of
 
 
 class Summary(NamedTuple):
-    """The result of one seed of a run; NaN is what cannot be known.
-
-    `accuracy` and its deviation are over the last 50 evaluated rounds, or over the last fifth if
-    fewer than 250 were evaluated.
-    """
+    """The result of one seed of a run; NaN is what cannot be known."""
 
     seed: int
     rounds: int
-    accuracy: float
+    accuracy: float  # over the last 50 evaluated rounds, or the last fifth of fewer than 250
     accuracy_deviation: float
     last_accuracy: float
     best_accuracy: float
@@ -110,24 +106,15 @@ def gemd_by_round(
 
 
 class Spread(NamedTuple):
-    """Mean and sample standard deviation over seeds.
-
-    `std` is NaN for fewer than two values. `missing` counts the seeds without a value.
-    """
+    """Mean and sample standard deviation over seeds."""
 
     mean: float
-    std: float
-    missing: int
+    std: float  # NaN for fewer than two values
+    missing: int  # seeds without a value
 
 
 def spread(values: Sequence[float | None]) -> Spread:
-    """Return the mean and sample standard deviation of the values that are finite.
-
-    Examples
-    --------
-    >>> spread([1.0, 3.0, None])
-    Spread(mean=2.0, std=1.4142135623730951, missing=1)
-    """
+    """Return the mean and sample standard deviation of the values that are finite."""
     finite = [v for v in values if v is not None and math.isfinite(v)]
     mean = float(np.mean(finite)) if finite else math.nan
     std = float(np.std(finite, ddof=1)) if len(finite) > 1 else math.nan
@@ -188,7 +175,8 @@ class Results(list[Run]):
 
     def varied(self) -> list[dict[str, Any]]:
         """Return, for each run, the settings in which the runs differ, by dotted key."""
-        flat = [{} if r.experiment is None else config.flat(r.experiment) for r in self]
+        known = [{} if r.experiment is None else config.dump(r.experiment) for r in self]
+        flat = [config.flat(values) for values in known]
         keys = dict.fromkeys(key for values in flat for key in values)
         differ = [k for k in keys if len({repr(values.get(k)) for values in flat}) > 1]
         return [{k: values[k] for k in differ if k in values} for values in flat]
@@ -222,10 +210,9 @@ def _column(values: Sequence[Any]) -> list[Any]:
 
 
 def read(*folders: str | os.PathLike[str]) -> Results:
-    """Read the runs in `folders`: run folders, comparisons or sweeps.
+    """Read the runs in `folders`, as far as they got: run folders, comparisons or sweeps.
 
-    An unfinished run is read as far as it got. Runs of several folders are told apart by the
-    names of their folders where their own names are equal.
+    Runs of equal names are told apart by the names of their folders.
     """
     runs = [(Path(folder), run) for folder in folders for run in run_folders(folder)]
     names = [run.resolve().name for _, run in runs]
@@ -238,9 +225,9 @@ def read(*folders: str | os.PathLike[str]) -> Results:
 
 
 def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
-    """Return the run folders at or directly below `folder`, in the order in which they were asked.
+    """Return the run folders at or directly below `folder`, in the order of ``runs.json``.
 
-    ``runs.json`` names them in that order; runs that it does not name follow by age.
+    Runs that it does not name follow by age.
     """
     root = Path(folder)
     if not root.is_dir():

@@ -220,7 +220,7 @@ def _ranks(result: Run) -> Cells | None:
 
 def _shared_settings(experiments: Sequence[Experiment]) -> dict[str, str]:
     """Return the settings that all runs share, by dotted key."""
-    flat = [config.flat(e) for e in experiments]
+    flat = [config.flat(config.dump(e)) for e in experiments]
     return {
         key: in_words(value)
         for key, value in (flat[0] if flat else {}).items()

@@ -289,10 +289,7 @@ class Pace:
 
     Examples
     --------
-    >>> pace = Pace(over_select=1.5)
-    >>> pace.asked(2)
-    3
-    >>> closed = pace.close(2, {"ann": 5.0, "bob": 1.0, "cem": 3.0})
+    >>> closed = Pace(over_select=1.5).close(2, {"ann": 5.0, "bob": 1.0, "cem": 3.0})
     >>> closed.used, closed.cut, closed.seconds
     (('bob', 'cem'), ('ann',), 3.0)
     """
@@ -376,11 +373,6 @@ class Pace:
 
         A late update has the weight that it would have had in time, and how many rounds late it is.
         `far` are the late ones' squared distances from the mean of the others, if any is known.
-
-        Examples
-        --------
-        >>> Pace(staleness=1.0).stale_weights([0.5, 0.5], [(0.5, 1)])
-        [0.4, 0.4, 0.2]
         """
         stale = [weight * (1.0 + rounds) ** -self.staleness for weight, rounds in late]
         if max(far, default=0.0) > 0:

@@ -187,10 +187,7 @@ class Simulation:
         return self.trainer.train(torch.stack(models), work, self.train_data, lr)
 
     def _means(self, trained: torch.Tensor) -> list[torch.Tensor] | list[None]:
-        """Return the next models, where a GPU can average all cohorts without waiting for the host.
-
-        None where a seed has to look at its models itself.
-        """
+        """Return the next models where a GPU can average all cohorts at once, else None."""
         alike = len({len(seed.training) for seed in self.seeds}) == 1 < len(self.seeds)
         plain = all(seed.takes_plain_mean() for seed in self.seeds)
         if trained.device.type in BATCHED_MEANS and alike and plain:
