@@ -17,7 +17,7 @@ import typer
 
 from fedcohort import __version__
 from fedcohort.cli import experiments, planning, registry, results, sketch, sketches, spec
-from fedcohort.cli.common import plain
+from fedcohort.cli.common import option, plain
 from fedcohort.exceptions import FedcohortError
 
 INTERRUPTED = 130  # what shells report for Ctrl-C, and Typer returns
@@ -48,7 +48,7 @@ app.command("compare")(experiments.compare)
 app.command("run")(experiments.run_command)
 app.command("report")(results.report)
 app.command("watch")(results.watch)
-app.command("show")(results.show)
+app.command("show")(results.show_command)
 app.command("rank")(results.rank)
 app.command("export")(results.export)
 app.command("policies")(planning.policies)
@@ -75,7 +75,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        bool, option("Print the version.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Measure how different federated clients are, and pick better cohorts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -18,24 +18,35 @@ from fedcohort.exceptions import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedcohort.report.tables import Cells, Column
+    from fedcohort.report.tables import Cells
+
+
+def option(help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """Return an option; `panel` is its heading in the help."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+def argument(help: str, **more: Any) -> Any:
+    """Return an argument."""
+    return typer.Argument(help=help, **more)
+
 
 RayOption = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "Spread the work over a Ray cluster: 'local' starts one on this machine, 'auto' "
+        "finds the running one, or HOST:PORT of its head.",
         "--ray",
         metavar="ADDRESS",
-        help="Spread the work over a Ray cluster: 'local' starts one on this machine, 'auto' "
-        "finds the running one, or HOST:PORT of its head.",
     ),
 ]
 ImportOption = Annotated[
     list[Path] | None,
-    typer.Option(
+    option(
+        "Run this Python file first: it may register policies, signals, gates and models. "
+        "May be repeated.",
         "--import",
         metavar="FILE.py",
-        help="Run this Python file first: it may register policies, signals, gates and models. "
-        "May be repeated.",
     ),
 ]
 
@@ -47,8 +58,11 @@ class Format(StrEnum):
     json = "json"
 
 
+ForceOption = Annotated[
+    bool, option("Replace files that exist; an input is never replaced.", "--force")
+]
 FormatOption = Annotated[
-    Format, typer.Option("--format", help="Print a table for people or JSON for machines.")
+    Format, option("Print a table for people or JSON for machines.", "--format")
 ]
 
 
@@ -110,35 +124,39 @@ def write_file(path: Path, content: bytes) -> None:
     write_atomically(path, content)
 
 
-def show_table(table: Cells, title: str) -> None:
-    """Print a table; where it is too wide, one block of lines per row."""
+def warn(messages: Iterable[str]) -> None:
+    """Print what a person should know to standard error."""
+    for message in messages:
+        typer.echo(f"warning: {plain(message)}", err=True)
+
+
+def show(
+    format: Format, value: Any, shown: Cells | Mapping[str, str] | Sequence[str], title: str = ""
+) -> None:
+    """Print a value as JSON, or what people read: a table, facts line by line, or sentences.
+
+    A table that is too wide becomes one block of lines per row; one without rows is its title.
+    """
     from fedcohort.report.tables import Cells, fit_table
 
-    if not table.rows:
-        typer.echo(plain(title))
-        return
-    columns = [dataclasses.replace(c, header=plain(c.header)) for c in table.columns]
-    rows = [[cell._replace(text=plain(cell.text)) for cell in row] for row in table.rows]
-    out = console()
-    out.print(fit_table(Cells(columns, rows), plain(title), out.width))
-
-
-def show_rows(
-    format: Format, value: Any, rows: Sequence[Any], columns: Sequence[Column], title: str
-) -> None:
-    """Print a value as JSON, or the rows that people read."""
-    from fedcohort.report.tables import cells
-
     if format is Format.json:
-        show_json(value)
+        typer.echo(json.dumps(plain_values(value), indent=2))
+    elif isinstance(shown, Mapping):
+        _show_facts(shown, plain(title))
+    elif not isinstance(shown, Cells):
+        typer.echo("\n".join(map(plain, shown)))
+    elif not shown.rows:
+        typer.echo(plain(title))
     else:
-        show_table(cells(rows, columns), title)
+        columns = [dataclasses.replace(c, header=plain(c.header)) for c in shown.columns]
+        rows = [[cell._replace(text=plain(cell.text)) for cell in row] for row in shown.rows]
+        out = console()
+        out.print(fit_table(Cells(columns, rows), plain(title), out.width))
 
 
-def show_facts(facts: Mapping[str, str], title: str) -> None:
-    """Print facts line by line; names may hold what Rich takes for markup."""
+def _show_facts(facts: Mapping[str, str], title: str) -> None:
     from rich.table import Table
-    from rich.text import Text
+    from rich.text import Text  # names may hold what Rich takes for markup
 
     table = Table(show_header=False)
     table.add_column(style="bold", no_wrap=True)
@@ -146,21 +164,8 @@ def show_facts(facts: Mapping[str, str], title: str) -> None:
     for key, value in facts.items():
         table.add_row(key, Text("\n".join(map(plain, value.split("\n")))))
     out = console()
-    out.print(Text(plain(title), "italic"))  # as a title of the table it would be as narrow
+    out.print(Text(title, "italic"))  # as a title of the table it would be as narrow
     out.print(table)
-
-
-def show_json(value: Any) -> None:
-    """Print a value as JSON; numbers that are not finite become null."""
-    typer.echo(json.dumps(plain_values(value), indent=2))
-
-
-def say(format: Format, value: Any, sentence: str) -> None:
-    """Print a value as JSON, or a sentence for people."""
-    if format is Format.json:
-        show_json(value)
-    else:
-        typer.echo(plain(sentence))
 
 
 def plain_values(value: Any) -> Any:

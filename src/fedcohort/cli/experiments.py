@@ -15,12 +15,12 @@ from fedcohort.cli.common import (
     FormatOption,
     ImportOption,
     RayOption,
+    argument,
     import_all,
     on_cluster,
+    option,
     parsed_pairs,
-    say,
-    show_json,
-    show_rows,
+    show,
     write_file,
 )
 from fedcohort.cli.results import show_results
@@ -34,24 +34,17 @@ if TYPE_CHECKING:
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "Set any key of the configuration, such as local.lr=0.1. May be repeated; "
+        "`fedcohort config init` shows the keys.",
         "--set",
         metavar="KEY=VALUE",
-        help="Set any key of the configuration, such as local.lr=0.1. May be repeated; "
-        "`fedcohort config init` shows the keys.",
     ),
 ]
-RoundsOption = Annotated[
-    int | None, typer.Option(help="Rounds of training [those of the setting].")
-]
-SeedsOption = Annotated[
-    int | None, typer.Option(help="How many seeds [those of the setting].", min=1)
-]
+RoundsOption = Annotated[int | None, option("Rounds of training [those of the setting].")]
+SeedsOption = Annotated[int | None, option("How many seeds [those of the setting].", min=1)]
 ResumeOption = Annotated[
-    bool,
-    typer.Option(
-        "--resume", help="Continue in the folder, also with more rounds, seeds or policies."
-    ),
+    bool, option("Continue in the folder, also with more rounds, seeds or policies.", "--resume")
 ]
 
 
@@ -78,8 +71,8 @@ def round_bars(settings: Mapping[str, Experiment]) -> Iterator[OnRound]:
 
 
 def run_command(
-    config: Annotated[Path, typer.Argument(help="The experiment: a TOML file or paper:NAME.")],
-    out: Annotated[Path | None, typer.Option(help="Run folder [runs/NAME].")] = None,
+    config: Annotated[Path, argument("The experiment: a TOML file or paper:NAME.")],
+    out: Annotated[Path | None, option("Run folder [runs/NAME].")] = None,
     rounds: RoundsOption = None,
     seeds: SeedsOption = None,
     resume: ResumeOption = False,
@@ -119,35 +112,24 @@ def run_command(
 
 def compare(
     config: Annotated[
-        Path | None,
-        typer.Option(help="Setting from a TOML file or paper:NAME; other options override it."),
+        Path | None, option("Setting from a TOML file or paper:NAME; other options override it.")
     ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Data set, or FILE.py:FUNCTION [digits].")
-    ] = None,
+    dataset: Annotated[str | None, option("Data set, or FILE.py:FUNCTION [digits].")] = None,
     partition: Annotated[
-        str | None, typer.Option(help="Split over clients, as name:key=value [shards].")
+        str | None, option("Split over clients, as name:key=value [shards].")
     ] = None,
-    clients: Annotated[
-        int | None, typer.Option(help="Clients in the federation [60; natural: all].")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Reference model, or FILE.py:CLASS [mlp-64-30].")
-    ] = None,
+    clients: Annotated[int | None, option("Clients in the federation [60; natural: all].")] = None,
+    model: Annotated[str | None, option("Reference model, or FILE.py:CLASS [mlp-64-30].")] = None,
     policies: Annotated[
         str,
-        typer.Option(
-            help="Comma-separated names, each with options as name:key=value,key=value; or 'all'."
-        ),
+        option("Comma-separated names, each with options as name:key=value,key=value; or 'all'."),
     ] = "all",
-    gate: Annotated[
-        str | None, typer.Option(help="Hold models back, as name:key=value [none].")
-    ] = None,
-    cohort_size: Annotated[int | None, typer.Option(help="Clients per round [5].")] = None,
-    target: Annotated[float | None, typer.Option(help="Accuracy to reach [0.8].")] = None,
+    gate: Annotated[str | None, option("Hold models back, as name:key=value [none].")] = None,
+    cohort_size: Annotated[int | None, option("Clients per round [5].")] = None,
+    target: Annotated[float | None, option("Accuracy to reach [0.8].")] = None,
     rounds: RoundsOption = None,
     seeds: SeedsOption = None,
-    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("runs/compare"),
+    out: Annotated[Path, option("Result folder.")] = Path("runs/compare"),
     resume: ResumeOption = False,
     imports: ImportOption = None,
     set_: SetOption = None,
@@ -228,11 +210,9 @@ config_app = typer.Typer(help="Configurations: show one, start one.", no_args_is
 
 @config_app.command("show")
 def config_show(
-    config: Annotated[
-        Path | None, typer.Argument(help="A TOML file or paper:NAME [all defaults].")
-    ] = None,
+    config: Annotated[Path | None, argument("A TOML file or paper:NAME [all defaults].")] = None,
     set_: SetOption = None,
-    format: Annotated[Format, typer.Option("--format", help="Print TOML or JSON.")] = Format.table,
+    format: Annotated[Format, option("Print TOML or JSON.", "--format")] = Format.table,
 ) -> None:
     """Print a configuration with every default filled in.
 
@@ -245,17 +225,12 @@ def config_show(
     experiment = _changed(Experiment(), given) if config is None else read(config, given)
     if isinstance(experiment, list):
         raise ConfigError(f"{config} is a sweep: remove its [sweep] table")
-    if format is Format.json:
-        show_json(dump(experiment))
-    else:
-        typer.echo(to_toml(experiment), nl=False)
+    show(format, dump(experiment), to_toml(experiment).splitlines())
 
 
 @config_app.command("init")
 def config_init(
-    file: Annotated[
-        Path | None, typer.Argument(help="The file to write [standard output].")
-    ] = None,
+    file: Annotated[Path | None, argument("The file to write [standard output].")] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Write a TOML file with every key, its default and what it means.
@@ -264,17 +239,14 @@ def config_init(
     """
     from fedcohort.experiments.config import Experiment, reference, to_toml
 
-    if file is None and format is Format.json:
-        show_json(reference())
-        return
     template = to_toml(Experiment(), comments=True)
     if file is None:
-        typer.echo(template, nl=False)
+        show(format, reference(), template.splitlines())
         return
     if file.exists():
         raise ConfigError(f"{file} exists already; choose another name")
     write_file(file, template.encode())
-    say(format, {"file": str(file)}, f"Wrote {file}: edit it, then: fedcohort run {file}")
+    show(format, {"file": str(file)}, [f"Wrote {file}: edit it, then: fedcohort run {file}"])
 
 
 data_app = typer.Typer(help="List data sets and verify their files.", no_args_is_help=True)
@@ -287,7 +259,7 @@ def _group() -> None:
 
 @data_app.command("list")
 def data_list(
-    root: Annotated[str | None, typer.Option(help="Folder to look in.")] = None,
+    root: Annotated[str | None, option("Folder to look in.")] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """List the known data sets, check their files and say where they were looked for.
@@ -295,7 +267,7 @@ def data_list(
     Example: `fedcohort data list --root ~/data`
     """
     from fedcohort.datasets import available
-    from fedcohort.report.tables import Cell, Column, number
+    from fedcohort.report.tables import Cell, Column, cells, number
 
     columns = [
         Column("name", lambda r: Cell(r.name), number=False),
@@ -306,4 +278,4 @@ def data_list(
         Column("detail", lambda r: Cell(r.detail), number=False),
     ]
     rows = available(root)
-    show_rows(format, rows, rows, columns, "Data sets")
+    show(format, rows, cells(rows, columns), "Data sets")

@@ -7,22 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
-
 from fedcohort.cli.common import (
+    ForceOption,
     Format,
     FormatOption,
     ImportOption,
     import_all,
-    plain,
+    option,
     plain_values,
-    show_facts,
-    show_json,
-    show_rows,
-    show_table,
+    show,
     write_file,
 )
-from fedcohort.cli.sketch import ForceOption
 from fedcohort.cli.sketches import Sketches, load_several
 from fedcohort.exceptions import ConfigError, FedcohortError
 
@@ -34,19 +29,15 @@ if TYPE_CHECKING:
 def profile(
     sketches: Sketches,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The page; its numbers go beside it as JSON.")
+        Path, option("The page; its numbers go beside it as JSON.", "--out", "-o")
     ] = Path("heterogeneity.html"),
-    title: Annotated[
-        str, typer.Option(help="Title of the page.")
-    ] = "How different are the clients?",
+    title: Annotated[str, option("Title of the page.")] = "How different are the clients?",
     cohort_size: Annotated[
-        int, typer.Option(min=0, help="Clients per round that the page plans for; 0 for no plan.")
+        int, option("Clients per round that the page plans for; 0 for no plan.", min=0)
     ] = 5,
     against: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of earlier sketches of these clients: say what has changed since."
-        ),
+        option("Folder of earlier sketches of these clients: say what has changed since."),
     ] = None,
     force: ForceOption = False,
     format: FormatOption = Format.table,
@@ -72,10 +63,7 @@ def profile(
     write_file(out, profile_page(measured, title, cohorts).encode())
     write_file(beside, json.dumps(numbers).encode())
     written = {"page": str(out), "numbers": str(beside)}
-    if format is Format.json:
-        show_json({**written, **numbers})
-    else:
-        show_facts({**measured.facts(cohorts), **written}, title)
+    show(format, {**written, **numbers}, {**measured.facts(cohorts), **written}, title)
 
 
 def _earlier(folder: Path | None, like: RaceSketch) -> dict[str, RaceSketch]:
@@ -108,27 +96,25 @@ def _cohorts(sketches: Sequence[RaceSketch], names: Sequence[str], size: int) ->
 def plan(
     sketches: Sketches,
     cohort_size: Annotated[
-        str, typer.Option("--cohort-size", "-k", help="Comma-separated cohort sizes to judge.")
+        str, option("Comma-separated cohort sizes to judge.", "--cohort-size", "-k")
     ] = "5",
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A policy that selects by sketches, such as sketch-match:turns=1. May be "
+        option(
+            "A policy that selects by sketches, such as sketch-match:turns=1. May be "
             "repeated [sketch-match and sketch-match:turns=1]."
         ),
     ] = None,
     present: Annotated[
         int | None,
-        typer.Option(
-            help="The random cohort size in use today: find the smallest matched cohort that is "
+        option(
+            "The random cohort size in use today: find the smallest matched cohort that is "
             "worth as much."
         ),
     ] = None,
     durations: Annotated[
         Path | None,
-        typer.Option(
-            help="CSV with the columns client and seconds: how long each takes for a round."
-        ),
+        option("CSV with the columns client and seconds: how long each takes for a round."),
     ] = None,
     format: FormatOption = Format.table,
 ) -> None:
@@ -138,6 +124,7 @@ def plan(
     """
     from fedcohort.analysis.plan import plan as estimate
     from fedcohort.files.sketching import client_names
+    from fedcohort.report.tables import worth_cells
     from fedcohort.simulate.clock import Durations
 
     try:
@@ -155,20 +142,15 @@ def plan(
         present=present,
         durations=None if durations is None else Durations.read(durations).per_round,
     )
-    if format is Format.json:
-        show_json(expected)
-        return
-    from fedcohort.report.tables import worth_cells
-
-    show_table(worth_cells(expected), "Worth of a cohort")
-    for line in expected.lines():
-        typer.echo(plain(line))
+    show(format, expected, worth_cells(expected), "Worth of a cohort")
+    if format is Format.table:
+        show(format, None, expected.lines())
 
 
 def policies(
-    clients: Annotated[int, typer.Option(help="Clients in the federation.", min=1)] = 100,
-    cohort_size: Annotated[int, typer.Option(help="Clients per round.", min=1)] = 10,
-    parameters: Annotated[int, typer.Option(help="Numbers in the model.", min=1)] = 52_500,
+    clients: Annotated[int, option("Clients in the federation.", min=1)] = 100,
+    cohort_size: Annotated[int, option("Clients per round.", min=1)] = 10,
+    parameters: Annotated[int, option("Numbers in the model.", min=1)] = 52_500,
     imports: ImportOption = None,
     format: FormatOption = Format.table,
 ) -> None:
@@ -178,7 +160,7 @@ def policies(
     """
     from fedcohort.policies import POLICIES
     from fedcohort.registry import load_installed
-    from fedcohort.report.tables import Cell, Column, number
+    from fedcohort.report.tables import Cell, Column, cells, number
 
     import_all(imports)
     load_installed("policy", POLICIES)
@@ -192,7 +174,7 @@ def policies(
         Column("use it when", lambda r: Cell(r.when), number=False, wraps=True),
     ]
     title = f"{clients} clients, cohorts of {cohort_size}, a model of {parameters:,} parameters"
-    show_rows(format, rows, rows, columns, title)
+    show(format, rows, cells(rows, columns), title)
 
 
 class CostRow(NamedTuple):

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, plain, say, show_json, show_rows, write_file
+from fedcohort.cli.common import (
+    Format,
+    FormatOption,
+    argument,
+    option,
+    show,
+    warn,
+    write_file,
+)
 from fedcohort.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +27,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Warm clients: their sketches and personal models, in a folder.", no_args_is_help=True
 )
-Folder = Annotated[Path, typer.Argument(help="The registry's folder.")]
+Folder = Annotated[Path, argument("The registry's folder.")]
 
 
 def _open(folder: Path) -> Registry:
@@ -31,16 +39,16 @@ def _open(folder: Path) -> Registry:
 @app.command("add")
 def add(
     folder: Folder,
-    client: Annotated[str, typer.Argument(help="The client's id, or a folder of sketch files.")],
+    client: Annotated[str, argument("The client's id, or a folder of sketch files.")],
     sketch: Annotated[
-        Path | None, typer.Argument(help="The client's sketch file; leave it out to add a folder.")
+        Path | None, argument("The client's sketch file; leave it out to add a folder.")
     ] = None,
-    model: Annotated[Path | None, typer.Option(help="Safetensors file; it is copied.")] = None,
+    model: Annotated[Path | None, option("Safetensors file; it is copied.")] = None,
     reference: Annotated[
-        str | None, typer.Option(help="Path or URI of a model kept elsewhere; never opened.")
+        str | None, option("Path or URI of a model kept elsewhere; never opened.")
     ] = None,
-    metadata: Annotated[str, typer.Option(help="A JSON object.")] = "{}",
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a known client.")] = False,
+    metadata: Annotated[str, option("A JSON object.")] = "{}",
+    replace: Annotated[bool, option("Replace a known client.", "--replace")] = False,
     format: FormatOption = Format.table,
 ) -> None:
     """Register a client, or a folder of clients; the registry is made if it does not exist.
@@ -62,17 +70,16 @@ def add(
             _add_folder(registry, Path(client), replace, format)
             return
         registry.add(client, loaded, model, reference=reference, metadata=facts, replace=replace)
-        say(format, {"client": client, "clients": len(registry)}, f"{len(registry)} clients")
+        show(format, {"client": client, "clients": len(registry)}, [f"{len(registry)} clients"])
 
 
 def _add_folder(registry: Registry, source: Path, replace: bool, format: Format) -> None:
     from fedcohort.personalize.maintenance import add_folder
 
     count, skipped = add_folder(registry, source, replace=replace)
-    for name, reason in skipped.items():
-        typer.echo(f"skipped {name!r}: {plain(reason)}", err=True)
+    warn(f"skipped {name!r}: {reason}" for name, reason in skipped.items())
     result = {"added": count, "skipped": skipped, "clients": len(registry)}
-    say(format, result, f"{count} clients added, {len(skipped)} skipped; {len(registry)} in all")
+    show(format, result, [f"{count} clients added, {len(skipped)} skipped; {len(registry)} in all"])
     if skipped:
         raise typer.Exit(1)
 
@@ -80,7 +87,7 @@ def _add_folder(registry: Registry, source: Path, replace: bool, format: Format)
 @app.command("export")
 def export(
     folder: Folder,
-    out: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    out: Annotated[Path, argument("A new or empty folder.")],
     format: FormatOption = Format.table,
 ) -> None:
     """Write all clients' sketches and models as files, with a list of them.
@@ -91,13 +98,13 @@ def export(
 
     with _open(folder) as registry:
         count = maintenance.export(registry, out)
-    say(format, {"clients": count, "folder": str(out)}, f"{count} clients written to {out}")
+    show(format, {"clients": count, "folder": str(out)}, [f"{count} clients written to {out}"])
 
 
 @app.command("global")
 def global_(
     folder: Folder,
-    model: Annotated[Path, typer.Option(help="Safetensors file; it is copied.")],
+    model: Annotated[Path, option("Safetensors file; it is copied.")],
     format: FormatOption = Format.table,
 ) -> None:
     """Keep the global model, for newcomers that are far from every client.
@@ -106,7 +113,7 @@ def global_(
     """
     with _open(folder) as registry:
         registry.set_global(model)
-        say(format, {"model": registry.global_digest()}, "the global model is set")
+        show(format, {"model": registry.global_digest()}, ["the global model is set"])
 
 
 @app.command("list")
@@ -115,7 +122,7 @@ def list_(folder: Folder, format: FormatOption = Format.table) -> None:
 
     Example: `fedcohort registry list warm/`
     """
-    from fedcohort.report.tables import Cell, Column, number
+    from fedcohort.report.tables import Cell, Column, cells, number
 
     with _open(folder) as registry:
         entries = list(registry.entries())
@@ -128,7 +135,7 @@ def list_(folder: Folder, format: FormatOption = Format.table) -> None:
         Column("registered", lambda e: Cell(e.registered), number=False, detail=1),
     ]
     value = {"clients": len(entries), "entries": entries}
-    show_rows(format, value, entries, columns, f"{len(entries):,} clients")
+    show(format, value, cells(entries, columns), f"{len(entries):,} clients")
 
 
 @app.command("check")
@@ -141,12 +148,9 @@ def check(folder: Folder, format: FormatOption = Format.table) -> None:
 
     with _open(folder) as registry:
         problems, count = maintenance.check(registry), len(registry)
-    if format is Format.json:
-        show_json({"clients": count, "problems": problems})
-    else:
-        for problem in problems:
-            typer.echo(f"{problem.kind}: {problem.subject!r}: {plain(problem.detail)}")
-        typer.echo(f"{count:,} clients, {len(problems)} problems")
+    lines = [f"{kind}: {subject!r}: {detail}" for kind, subject, detail in problems]
+    lines.append(f"{count:,} clients, {len(problems)} problems")
+    show(format, {"clients": count, "problems": problems}, lines)
     if problems:
         raise typer.Exit(1)
 
@@ -154,7 +158,7 @@ def check(folder: Folder, format: FormatOption = Format.table) -> None:
 @app.command("remove")
 def remove(
     folder: Folder,
-    client: Annotated[str, typer.Argument(help="The client's id.")],
+    client: Annotated[str, argument("The client's id.")],
     format: FormatOption = Format.table,
 ) -> None:
     """Remove a client, and its model unless another client has the same.
@@ -163,26 +167,25 @@ def remove(
     """
     with _open(folder) as registry:
         registry.remove(client)
-        say(format, {"client": client, "clients": len(registry)}, f"{len(registry)} clients left")
+        left = len(registry)
+    show(format, {"client": client, "clients": left}, [f"{left} clients left"])
 
 
 def nearest(
-    sketch: Annotated[Path, typer.Argument(help="The newcomer's sketch.")],
-    registry: Annotated[Path, typer.Option("--registry", help="The registry's folder.")],
-    k: Annotated[
-        int | None, typer.Option(help="Clients to consider [match: 20, else 1].", min=1)
-    ] = None,
+    sketch: Annotated[Path, argument("The newcomer's sketch.")],
+    registry: Annotated[Path, option("The registry's folder.", "--registry")],
+    k: Annotated[int | None, option("Clients to consider [match: 20, else 1].", min=1)] = None,
     strategy: Annotated[
         Literal["match", "nearest", "plain"],
-        typer.Option(
-            help="Average the models of clients whose sketches add up to the newcomer's; take the "
+        option(
+            "Average the models of clients whose sketches add up to the newcomer's; take the "
             "nearest client's; or that by the paper's plain distance."
         ),
     ] = "match",
     max_distance: Annotated[
-        str, typer.Option(help="Beyond it no client is near enough: a number, 'auto' or 'none'.")
+        str, option("Beyond it no client is near enough: a number, 'auto' or 'none'.")
     ] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Write the advised model there.")] = None,
+    out: Annotated[Path | None, option("Write the advised model there.")] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Print from which model a client with unlabeled data should start.
@@ -204,7 +207,7 @@ def nearest(
 
 
 def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
-    from fedcohort.report.tables import Cell, Column, number
+    from fedcohort.report.tables import Cell, Column, cells, number
 
     entries = [registry.get(near.client) for near in advice.neighbors]
     pairs = list(zip(advice.neighbors, entries, strict=True))
@@ -219,7 +222,7 @@ def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
         Column("model", lambda p: Cell(_model(p[1])), number=False),
     ]
     value = {**asdict(advice), "near": advice.near, "neighbors": rows}
-    show_rows(format, value, pairs, columns, "Nearest clients")
+    show(format, value, cells(pairs, columns), "Nearest clients")
     if format is Format.json:
         return
     limit = f", limit {advice.max_distance:.4g}" if advice.max_distance < math.inf else ""

@@ -14,9 +14,10 @@ import typer
 from fedcohort.cli.common import (
     Format,
     FormatOption,
+    argument,
+    option,
     plain_values,
-    show_json,
-    show_table,
+    show,
     write_file,
 )
 from fedcohort.exceptions import ConfigError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from fedcohort.experiments.results import Results
 
 RunFolders = Annotated[
-    list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, comparisons or sweeps.")
+    list[Path], argument("Folders of runs, comparisons or sweeps.", metavar="RUN...")
 ]
 
 
@@ -36,15 +37,14 @@ def show_results(results: Results, folders: Sequence[Path], format: Format) -> N
 
     names, rows = ", ".join(map(str, folders)), comparison(results)
     title = f"{results.state()}: {names}"
-    if format is Format.json:
-        show_json({"folder": names, "runs": [row.as_dict() for row in rows]})
-    elif len(results) == 1:
-        show_table(seed_cells(results[0].summaries), f"{results[0].policy}, {title}")
+    if len(results) == 1:
+        title, cells = f"{results[0].policy}, {title}", seed_cells(results[0].summaries)
     else:
-        show_table(comparison_cells(results, rows, sparklines=True), title)
+        cells = comparison_cells(results, rows, sparklines=True)
+    show(format, {"folder": names, "runs": [row.as_dict() for row in rows]}, cells, title)
 
 
-def show(runs: RunFolders, format: FormatOption = Format.table) -> None:
+def show_command(runs: RunFolders, format: FormatOption = Format.table) -> None:
     """Show the results in a folder, finished or not.
 
     Swept settings are columns. A table that is too wide becomes one block of lines per run, so
@@ -58,8 +58,8 @@ def show(runs: RunFolders, format: FormatOption = Format.table) -> None:
 
 
 def rank(
-    run: Annotated[Path, typer.Argument(help="Folder of a run with the policy fedacs.")],
-    seed: Annotated[int, typer.Option(help="Which of the run's seeds, from 1.", min=1)] = 1,
+    run: Annotated[Path, argument("Folder of a run with the policy fedacs.")],
+    seed: Annotated[int, option("Which of the run's seeds, from 1.", min=1)] = 1,
     format: FormatOption = Format.table,
 ) -> None:
     """Rank clients by how far their data are from the average, with 95 % intervals.
@@ -72,19 +72,16 @@ def rank(
     from fedcohort.report.tables import rank_cells
 
     ranks = skew_ranks(run, seed - 1)
-    if format is Format.json:
-        show_json({"clients": ranks})
-    else:
-        show_table(rank_cells(ranks), f"{run}, the least skewed first")
+    show(format, {"clients": ranks}, rank_cells(ranks), f"{run}, the least skewed first")
 
 
 def report(
     runs: RunFolders,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="File to write; FILE.md is Markdown.")
-    ] = Path("report.html"),
+    out: Annotated[Path, option("File to write; FILE.md is Markdown.", "--out", "-o")] = Path(
+        "report.html"
+    ),
     figures: Annotated[
-        Path | None, typer.Option(help="Also write every figure to this folder, as SVG and PNG.")
+        Path | None, option("Also write every figure to this folder, as SVG and PNG.")
     ] = None,
 ) -> None:
     """Report on runs: curves, costs, cohorts and clients on one interactive page.
@@ -116,9 +113,7 @@ def report(
 
 def watch(
     runs: RunFolders,
-    port: Annotated[
-        int, typer.Option(help="Port on this machine; 0 picks a free one.", min=0, max=65535)
-    ] = 0,
+    port: Annotated[int, option("Port on this machine; 0 picks a free one.", min=0, max=65535)] = 0,
 ) -> None:
     """Show the report of runs in a browser and update it while they go on.
 
@@ -146,12 +141,9 @@ def watch(
 
 def export(
     runs: RunFolders,
-    format: Annotated[
-        Literal["csv", "parquet", "json"], typer.Option(help="Format of the table.")
-    ] = "csv",
+    format: Annotated[Literal["csv", "parquet", "json"], option("Format of the table.")] = "csv",
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="File to write [standard output; not for parquet]."),
+        Path | None, option("File to write [standard output; not for parquet].", "--out", "-o")
     ] = None,
 ) -> None:
     """Export one row per run, seed and round: accuracy, loss, cohorts, bytes, simulated time.

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from fedcohort.cli.common import (
+    ForceOption,
     Format,
     FormatOption,
     RayOption,
+    argument,
     on_cluster,
+    option,
     parsed_pairs,
-    plain,
-    show_facts,
-    show_json,
+    show,
+    warn,
 )
 from fedcohort.exceptions import ConfigError
 from fedcohort.progress import rich_bars
@@ -29,26 +30,17 @@ if TYPE_CHECKING:
     from fedcohort.privacy.budget import BudgetLedger
     from fedcohort.sketch.race import RaceSketch
 
-DATA, HOW, PRIVACY = "What to read", "How to sketch", "Privacy"
 FILES = "CSV, Parquet, Arrow, JSON Lines, Excel or SQLite file, a folder of one kind, or a URL"
-
-
-def option(help: str, *names: str, panel: str = DATA, **more: Any) -> Any:
-    """Return an option of a panel of the help."""
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
-
-
-ForceOption = Annotated[
-    bool,
-    typer.Option("--force", help="Replace files that exist; an input is never replaced."),
-]
+to_read, how, privacy = (
+    partial(option, panel=panel) for panel in ("What to read", "How to sketch", "Privacy")
+)
 NullValuesOption = Annotated[
     str | None,
-    option("Comma-separated markers of missing values, besides ?, NA and the empty text."),
+    to_read("Comma-separated markers of missing values, besides ?, NA and the empty text."),
 ]
 CsvOption = Annotated[
     list[str] | None,
-    option(
+    to_read(
         "CSV: delimiter, decimal, encoding (such as cp1252) or header (true or false; without "
         "one, columns are c1, c2, ...), where they are not detected. May be repeated.",
         "--csv",
@@ -57,63 +49,56 @@ CsvOption = Annotated[
 ]
 TableOption = Annotated[
     str | None,
-    option("The sheet of an Excel file; the table, or a SELECT, of a SQLite file [the only one]."),
+    to_read("The sheet of an Excel file; the table, or a SELECT, of a SQLite file [the only one]."),
 ]
 SiteOption = Annotated[
-    Path | None, option("How this site writes the columns of the spec: names, codes, dates, units.")
+    Path | None,
+    to_read("How this site writes the columns of the spec: names, codes, dates, units."),
 ]
 BudgetOption = Annotated[
     Path | None,
-    option("Ledger that adds up private releases and refuses more than the budget.", panel=PRIVACY),
+    privacy("Ledger that adds up private releases and refuses more than the budget."),
 ]
 BudgetEpsilonOption = Annotated[
-    float | None, option("Budget of a new ledger, over all its releases.", panel=PRIVACY)
+    float | None, privacy("Budget of a new ledger, over all its releases.")
 ]
-BudgetDeltaOption = Annotated[float, option("Delta of that budget.", panel=PRIVACY)]
+BudgetDeltaOption = Annotated[float, privacy("Delta of that budget.")]
 
 
 def command(
     data: Annotated[
-        str,
-        typer.Argument(help=f"{FILES}; NPY, NPZ, IDX or text; or - for CSV from standard input."),
+        str, argument(f"{FILES}; NPY, NPZ, IDX or text; or - for CSV from standard input.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Sketch file; with --by, a folder.")],
+    out: Annotated[Path, option("Sketch file; with --by, a folder.", "--out", "-o")],
     spec: Annotated[
         Path | None,
-        option("How all sites make their sketches; see fedcohort spec init.", panel=HOW),
+        how("How all sites make their sketches; see fedcohort spec init."),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        option(
+        how(
             "Without a spec, any key of its [sketch] and [privacy], such as rows=100, "
             "seed=1, hash=pstable, center=0.5, ngrams=[1,3], explain=0.5. May be repeated.",
             "--set",
-            panel=HOW,
             metavar="KEY=VALUE",
         ),
     ] = None,
     columns: Annotated[
         str | None,
-        option("Comma-separated columns or patterns (p*) [all columns of numbers].", panel=HOW),
+        how("Comma-separated columns or patterns (p*) [all columns of numbers]."),
     ] = None,
-    text: Annotated[str | None, option("Column of texts.", panel=HOW)] = None,
-    label: Annotated[
-        str | None, option("Column of classes from 0, hashed as well.", panel=HOW)
-    ] = None,
-    classes: Annotated[
-        int | None, option("How many classes there are at all sites.", panel=HOW)
-    ] = None,
-    by: Annotated[str | None, option("Column with the client: one sketch per client.")] = None,
+    text: Annotated[str | None, how("Column of texts.")] = None,
+    label: Annotated[str | None, how("Column of classes from 0, hashed as well.")] = None,
+    classes: Annotated[int | None, how("How many classes there are at all sites.")] = None,
+    by: Annotated[str | None, to_read("Column with the client: one sketch per client.")] = None,
     site: SiteOption = None,
     nulls: Annotated[
-        Literal["error", "drop"], option("A missing value: stop, or drop its row.")
+        Literal["error", "drop"], to_read("A missing value: stop, or drop its row.")
     ] = "error",
     null_values: NullValuesOption = None,
     csv: CsvOption = None,
     table: TableOption = None,
-    epsilon: Annotated[
-        float | None, option("Add noise that protects single records.", panel=PRIVACY)
-    ] = None,
+    epsilon: Annotated[float | None, privacy("Add noise that protects single records.")] = None,
     budget: BudgetOption = None,
     budget_epsilon: BudgetEpsilonOption = None,
     budget_delta: BudgetDeltaOption = 0.0,
@@ -243,21 +228,14 @@ def _report(
     last, written = publisher.last, publisher.written
     noisy = [w.signal_to_noise for w in written if w.signal_to_noise < 1]
     if noisy:
-        typer.echo(
-            f"warning: the noise exceeds the signal in {len(noisy)} of {len(written)} sketches "
-            f"(worst signal to noise {min(noisy):.2g}): use fewer rows, a larger epsilon, a delta "
-            "above 0, or more records",
-            err=True,
-        )
-    for line in warnings:
-        typer.echo(f"warning: {plain(line)}", err=True)
+        remedy = "use fewer rows, a larger epsilon, a delta above 0, or more records"
+        which = f"{len(noisy)} of {len(written)} sketches (worst signal to noise {min(noisy):.2g})"
+        warn([f"the noise exceeds the signal in {which}: {remedy}"])
+    warn(warnings)
     if last is None:
         return
-    if format is Format.json:
-        more = {"read": reading.facts(), "warnings": list(warnings)}
-        facts = {"release": last.header()["release"], "privacy": last.claim()}
-        show_json({"sketches": written, **last.spec, **facts, **more})
-        return
+    value = {"sketches": written, **last.spec, "release": last.header()["release"]}
+    value |= {"privacy": last.claim(), "read": reading.facts(), "warnings": list(warnings)}
     facts = {**describe(last), **reading.facts()}
     if len(written) > 1:
         sizes = sorted(w.n for w in written)
@@ -267,7 +245,7 @@ def _report(
             facts["signal to noise"] = f"{min(ratios):.2g} to {max(ratios):.2g}"
     facts["size"] = f"{sum(w.bytes for w in written) / 1e3:,.1f} kB"
     out = publisher.out
-    show_facts(facts, f"{len(written)} sketches in {out}" if out.is_dir() else str(out))
+    show(format, value, facts, f"{len(written)} sketches in {out}" if out.is_dir() else str(out))
 
 
 @contextmanager

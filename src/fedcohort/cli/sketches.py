@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from fedcohort.cli.common import (
+    ForceOption,
     Format,
     FormatOption,
+    argument,
     console,
+    option,
     plain,
-    show_facts,
-    show_json,
-    show_table,
+    show,
+    warn,
 )
-from fedcohort.cli.sketch import ForceOption
 from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches
 from fedcohort.progress import watched
 
@@ -28,21 +29,19 @@ if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
 
 Matrix = list[list[float]]
-Sketches = Annotated[list[Path], typer.Argument(help="Sketch files, or folders of them.")]
+Sketches = Annotated[list[Path], argument("Sketch files, or folders of them.")]
 
 
 def distance(
     sketches: Sketches,
     kind: Annotated[
         Literal["frobenius", "mmd", "total-variation"],
-        typer.Option(
-            help="frobenius (the paper's), mmd (squared, may be negative) or total-variation "
+        option(
+            "frobenius (the paper's), mmd (squared, may be negative) or total-variation "
             "(0 to 1, an estimate with its 95% interval)."
         ),
     ] = "frobenius",
-    errors: Annotated[
-        bool, typer.Option("--errors", help="With standard errors (frobenius, mmd).")
-    ] = False,
+    errors: Annotated[bool, option("With standard errors (frobenius, mmd).", "--errors")] = False,
     format: FormatOption = Format.table,
 ) -> None:
     """Print the distance between every two sketches, less what is only sample size and noise.
@@ -73,15 +72,15 @@ def distance(
         cells = [[f"{c} ± {e:.4f}" for c, e in zip(*rows, strict=True)] for rows in pairs]
     for i, j in np.argwhere((few[:, None] | few) & ~np.eye(len(few), dtype=bool)):
         matrix[i, j], cells[i][j] = math.nan, "-"
-    if format is Format.json:
-        head = {"kind": kind, "clients": names, "n": [s.n for s in loaded]}
-        show_json({**head, "distances": matrix.tolist(), **more})
-    else:
+    if format is Format.table:
         _show_matrix(names, cells, kind)
+        return
+    head = {"kind": kind, "clients": names, "n": [s.n for s in loaded]}
+    show(format, {**head, "distances": matrix.tolist(), **more}, ())
 
 
 def inspect(
-    sketch: Annotated[Path, typer.Argument(help="Sketch file.")],
+    sketch: Annotated[Path, argument("Sketch file.")],
     format: FormatOption = Format.table,
 ) -> None:
     """Print what a sketch file says about itself: hash, preparation, records, privacy.
@@ -98,16 +97,14 @@ def _show_sketch(sketch: RaceSketch, path: Path, format: Format) -> None:
     from fedcohort.privacy.release import signal_to_noise
 
     size = path.stat().st_size
-    if format is Format.json:
-        more = {"signal_to_noise": signal_to_noise(sketch), "privacy": sketch.claim()}
-        show_json({"file": str(path), **sketch.header(), "bytes": size, **more})
-    else:
-        show_facts({**describe(sketch), "size": f"{size / 1e3:,.1f} kB"}, str(path))
+    more = {"signal_to_noise": signal_to_noise(sketch), "privacy": sketch.claim()}
+    value = {"file": str(path), **sketch.header(), "bytes": size, **more}
+    show(format, value, {**describe(sketch), "size": f"{size / 1e3:,.1f} kB"}, str(path))
 
 
 def merge(
     sketches: Sketches,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Sketch file of all data together.")],
+    out: Annotated[Path, option("Sketch file of all data together.", "--out", "-o")],
     force: ForceOption = False,
     format: FormatOption = Format.table,
 ) -> None:
@@ -138,7 +135,7 @@ def merge(
 def explain(
     sketches: Sketches,
     all_columns: Annotated[
-        bool, typer.Option("--all", help="Show all columns, not only those beyond chance.")
+        bool, option("Show all columns, not only those beyond chance.", "--all")
     ] = False,
     format: FormatOption = Format.table,
 ) -> None:
@@ -158,10 +155,10 @@ def explain(
         raise DataError("an explanation needs two sites with enough records for their noise")
     compared = [f"{name} and the rest" for name in kept] if len(kept) > 2 else [" and ".join(kept)]
     gaps = dict(zip(compared, column_gaps(usable), strict=False))
-    if format is Format.json:
-        show_json(gaps)
-        return
-    _show_gaps(gaps, all_columns, visible_shares(usable))
+    if format is Format.table:
+        _show_gaps(gaps, all_columns, visible_shares(usable))
+    else:
+        show(format, gaps, ())
 
 
 def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool, shares: Any) -> None:
@@ -184,17 +181,16 @@ def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool, sha
         Column("what", what, number=False, wraps=True),
     ]
     if shown:
-        show_table(cells(shown, columns), "Columns that differ")
-    for column, remedy in unknown.items():
-        typer.echo(plain(f"Cannot tell whether {column} differs: {remedy}."))
+        show(Format.table, None, cells(shown, columns), "Columns that differ")
+    lines = [f"Cannot tell whether {column} differs: {why}." for column, why in unknown.items()]
     if shares.min() == 1:
-        typer.echo("Cannot tell: of so few records, or under so much noise, no difference shows.")
-        return
-    if not shown and not unknown:
-        typer.echo("No column differs by more than chance explains.")
-    least, most = f"{shares.min():.0%}", f"{shares.max():.0%}"
-    share = least if least == most else f"{least} to {most}, depending on the site,"
-    typer.echo(f"Marked is a difference of about {share} of the records or more.")
+        lines += ["Cannot tell: of so few records, or under so much noise, no difference shows."]
+    else:
+        least, most = f"{shares.min():.0%}", f"{shares.max():.0%}"
+        share = least if least == most else f"{least} to {most}, depending on the site,"
+        lines += [] if shown or unknown else ["No column differs by more than chance explains."]
+        lines.append(f"Marked is a difference of about {share} of the records or more.")
+    show(Format.table, None, lines)
 
 
 def _named(
@@ -209,8 +205,7 @@ def _named(
     if few.any():
         listed = ", ".join(name for name, small in zip(names, few, strict=True) if small)
         messages.append(f"too few records, or too few for the noise, so they {hence}: {listed}")
-    for message in messages:
-        typer.echo(f"warning: {plain(message)}", err=True)
+    warn(messages)
     return names, few
 
 

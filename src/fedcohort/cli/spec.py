@@ -8,21 +8,26 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcohort.cli.common import Format, FormatOption, show_facts, show_json
+from fedcohort.cli.common import (
+    ForceOption,
+    Format,
+    FormatOption,
+    argument,
+    option,
+    show,
+)
 from fedcohort.cli.sketch import (
     FILES,
-    PRIVACY,
     BudgetDeltaOption,
     BudgetEpsilonOption,
     BudgetOption,
     CsvOption,
-    ForceOption,
     NullValuesOption,
     SiteOption,
     TableOption,
     csv_options,
     open_ledger,
-    option,
+    privacy,
     split,
 )
 from fedcohort.exceptions import ConfigError, DataError
@@ -32,30 +37,24 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-Data = Annotated[str, typer.Argument(help=f"{FILES}, or - for CSV from standard input.")]
+Data = Annotated[str, argument(f"{FILES}, or - for CSV from standard input.")]
 
 
 @app.command("init")
 def init(
     data: Data,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The spec, a TOML file.")],
-    label: Annotated[str | None, typer.Option(help="Column of classes from 0.")] = None,
+    out: Annotated[Path, option("The spec, a TOML file.", "--out", "-o")],
+    label: Annotated[str | None, option("Column of classes from 0.")] = None,
     null_values: NullValuesOption = None,
     csv: CsvOption = None,
     table: TableOption = None,
     bounds: Annotated[
         str | None,
-        option(
-            "Public ranges of the columns to estimate, such as age=0:120,chol=50:600.",
-            panel=PRIVACY,
-        ),
+        privacy("Public ranges of the columns to estimate, such as age=0:120,chol=50:600."),
     ] = None,
     epsilon: Annotated[
         float | None,
-        option(
-            "Estimate centers and scales privately, with this budget for all of them.",
-            panel=PRIVACY,
-        ),
+        privacy("Estimate centers and scales privately, with this budget for all of them."),
     ] = None,
     budget: BudgetOption = None,
     budget_epsilon: BudgetEpsilonOption = None,
@@ -104,7 +103,7 @@ def init(
 @app.command("check")
 def check(
     data: Data,
-    spec: Annotated[Path, typer.Option(help="The spec to check against.")],
+    spec: Annotated[Path, option("The spec to check against.")],
     site: SiteOption = None,
     csv: CsvOption = None,
     table: TableOption = None,
@@ -121,9 +120,6 @@ def check(
     recipe = load_spec(spec)
     want = recipe.want(site, csv=csv_options(csv), table=table)
     fit = check_data(local_copy(data), want, recipe)
-    if format is Format.json:
-        show_json(fit)
-    else:
-        show_facts(fit.facts(), f"{data} and {spec}")
+    show(format, fit, fit.facts(), f"{data} and {spec}")
     if fit.problems:
         raise DataError(f"{data} does not fit {spec}: {'; '.join(fit.problems)}")
