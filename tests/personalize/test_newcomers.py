@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedcohort.exceptions import ConfigError, DataError, NoClients
 from fedcohort.personalize import ColdStart, Record, Registry, nearest, newcomers
 from fedcohort.personalize.models import average
-from fedcohort.personalize.newcomers import RIDGE, best_mixture, distance_limit
+from fedcohort.personalize.newcomers import RIDGE, best_mixture
 from fedcohort.sketch.race import distance
 from fedcohort.sketch.uncertainty import distance_with_error, possible_luck
 
@@ -277,14 +277,15 @@ def test_matching_survives_what_debiasing_does():
     assert best_mixture(np.zeros((1, 1)), [0.0], [0.0])[0].tolist() == [1.0]
 
 
-def test_the_limit_is_a_quantile_of_distances_to_the_nearest_other(registry, make):
-    assert distance_limit(registry) == inf
+def test_the_limit_is_a_quantile_of_distances_to_the_nearest_other(registry, make, monkeypatch):
+    assert ColdStart(registry).limit == inf
     sketches = {c: make(angle, i, 2000) for i, (c, angle) in enumerate(PLACES.items())}
     registry.add_many(Record(c, sketch, reference=c) for c, sketch in sketches.items())
     near = {c: nearest(registry, s, without=c)[0] for c, s in sketches.items()}
     assert {c: one.client for c, one in near.items()} == {"a": "b", "b": "a", "c": "d", "d": "c"}
     squares = [one.squared for one in near.values()]
-    assert distance_limit(registry) == pytest.approx(np.quantile(squares, 0.95))
-    assert distance_limit(registry, most=2) in [
+    assert ColdStart(registry).limit == pytest.approx(np.quantile(squares, 0.95))
+    monkeypatch.setattr(newcomers, "MAX_CALIBRATED", 2)
+    assert ColdStart(registry).limit in [
         pytest.approx(np.quantile(p, 0.95)) for p in combinations(squares, 2)
     ]

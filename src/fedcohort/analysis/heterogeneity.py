@@ -65,9 +65,8 @@ class Clusters(NamedTuple):
 class ClientRow(NamedTuple):
     """One client.
 
-    `distance` is to the data of all clients but the outliers, `low` and `high` it less and plus
-    one standard error (of its square); `z` is the robust score of the distance to all data, by
-    which `outlier` is judged.
+    `distance` is to the data of all clients but the outliers, `low` and `high` are one standard
+    error (of its square) away; `z` is the robust score by which `outlier` is judged.
     """
 
     name: str
@@ -95,10 +94,9 @@ class Histogram(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One client since an earlier sketch of it.
+    """One client since an earlier sketch of it: the distance, and the standard error of its square.
 
-    `distance` is between the two sketches, `error` the standard error of its square; it `changed`
-    if the square is more than three standard errors above zero, or if columns are marked.
+    It `changed` if the square is more than three standard errors above zero, or by marked columns.
     """
 
     client: str
@@ -111,12 +109,11 @@ class Change(NamedTuple):
 class Heterogeneity(NamedTuple):
     """All that the page shows; `matrix` and the order of `clusters` index `clients`.
 
-    Clients that are `left_out` have too few records, or too few for their noise.
-    `columns` holds, by client, how far each column is from that of the other clients; it is empty
-    unless all sketches were made with `explain`. `blind` says that the sketches tell nothing.
-    Of 100 pairs of random samples of the same data, of the median size and noise of these clients,
-    95 look less than `random_distance` apart. `changes` compares clients with
-    earlier sketches of them, if some were given.
+    Clients that are `left_out` have too few records, or too few for their noise. By client,
+    `columns` holds how far each column is from that of the others; it is empty unless all sketches
+    were made with `explain`. `blind` says that the sketches tell nothing. Of 100 pairs of random
+    samples of the same data, as large and noisy as the median client, 95 look less than
+    `random_distance` apart. `changes` compares clients with earlier sketches, if given.
     """
 
     clients: list[ClientRow]
@@ -237,26 +234,25 @@ def measure(
     squares, errors = distance_matrix(used, "mmd"), pair_errors(used)
     if not any(s.private for s in used):
         errors = cap_by_observed(squares, errors)
-    clusters = suggest_clusters(squares, errors)
-    pairs = np.triu_indices(len(used), 1)
+    clusters, pairs = suggest_clusters(squares, errors), np.triu_indices(len(used), 1)
     warnings, blind = _warnings(used, kept_names)
     explained = all(s.marginals is not None and s.marginals.n >= 2 for s in used)
     columns = dict(zip(kept_names, column_gaps(used), strict=True)) if explained else {}
-    shared = describe(used[0])
     by_name = dict(zip(kept_names, used, strict=True))
     before = {name: sketch for name, sketch in (against or {}).items() if name in by_name}
     if small := [name for name, sketch in before.items() if too_few([sketch])[0]]:
         warnings.append(f"Earlier sketches with too few records to say what changed: {few(small)}.")
         before = {name: sketch for name, sketch in before.items() if name not in small}
+    own = ("records", "privacy", "signal to noise")  # of one sketch; the rest all share
     return Heterogeneity(
         clients=_rows(used, kept_names, squares, clusters),
-        left_out=[name for i, name in enumerate(names) if i not in set(usable)],
+        left_out=[name for i, name in enumerate(names) if i not in usable],
         records=float(sum(s.n for s in used)),
         matrix=np.sqrt(np.maximum(squares, 0)),
         clusters=clusters,
         told_apart=float((squares[pairs] > TOLD_APART * errors[pairs]).mean()),
         privacy=dict(Counter(map(privacy, used))),
-        sketch={k: shared[k] for k in shared if k not in ("records", "privacy", "signal to noise")},
+        sketch={name: text for name, text in describe(used[0]).items() if name not in own},
         random_distance=float(np.sqrt(ONE_SIDED * np.median(errors[pairs]))),
         columns=columns,
         histograms=_histograms(by_name, columns),
@@ -271,20 +267,18 @@ def _histograms(
 ) -> list[Histogram]:
     """Return the histograms of the marked columns, the surest first."""
     held = {name: s.marginals.counts for name, s in sketches.items() if s.marginals is not None}
-    all_columns = columns_of(next(iter(sketches.values())))
-    position = {column.name: i for i, column in enumerate(all_columns)}
+    described = columns_of(next(iter(sketches.values())))
+    position = {column.name: i for i, column in enumerate(described)}
     marked = [(gap, name) for name, gaps in columns.items() for gap in gaps if gap.marked]
     histograms = []
     for gap, name in sorted(marked, key=lambda pair: pair[0].chance)[:MAX_HISTOGRAMS]:
         at = position[gap.column]
         others = np.sum([counts[at] for other, counts in held.items() if other != name], axis=0)
         here, elsewhere = (np.maximum(c, 0) / max(c.sum(), 1) for c in (held[name][at], others))
-        bins = bin_labels(all_columns[at])
+        bins = bin_labels(described[at])
         shown = [i for i in range(len(bins)) if bins[i] and (i or here[0] + elsewhere[0] > 0.005)]
-        labels = [bins[i] for i in shown]
-        histograms.append(
-            Histogram(name, gap.column, with_hint(gap), labels, here[shown], elsewhere[shown])
-        )
+        shares = [bins[i] for i in shown], here[shown], elsewhere[shown]
+        histograms.append(Histogram(name, gap.column, with_hint(gap), *shares))
     return histograms
 
 
@@ -394,8 +388,7 @@ def suggest_clusters(squares: Floats, errors: Floats) -> Clusters:
     Average linkage is cut into 2, 3, ... clusters. The cut with the best mean silhouette
     (Rousseeuw 1987) is suggested; of several that are as good, the one with fewest clusters. One
     cluster is suggested instead if that silhouette is below 0.5, or if squared distances across
-    clusters exceed those within by less than 3 standard errors of one pair: then sampling and noise
-    explain the division.
+    clusters exceed those within by less than 3 standard errors of one pair: mere chance.
     """
     from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
     from scipy.spatial.distance import squareform
@@ -418,14 +411,13 @@ def suggest_clusters(squares: Floats, errors: Floats) -> Clusters:
     if not scores:
         return one
     best = min(k for k, score in scores.items() if score >= max(scores.values()) - AS_GOOD)
-    gap, score = _gap(squares, errors, cuts[best]), scores[best]
+    gap, score, reason = _gap(squares, errors, cuts[best]), scores[best], ""
     if score < MIN_SILHOUETTE:
         reason = f"no division stands out (silhouette {score:.2f}, needed {MIN_SILHOUETTE})"
-        return one._replace(reason=f"one, as {reason}")
-    if gap < MIN_GAP:
-        reason = (
-            f"chance explains the best division ({gap:.1f} standard errors, needed {MIN_GAP:g})"
-        )
+    elif gap < MIN_GAP:
+        apart = f"{gap:.1f} standard errors, needed {MIN_GAP:g}"
+        reason = f"chance explains the best division ({apart})"
+    if reason:
         return one._replace(reason=f"one, as {reason}")
     by_size = np.argsort(np.argsort(-np.bincount(cuts[best]), kind="stable"), kind="stable")
     reason = f"{best}, silhouette {score:.2f}, {gap:.1f} standard errors apart"

@@ -4,8 +4,7 @@ A policy's cohorts are worth as many random clients as have the same discrepancy
 maximum mean discrepancy between the cohort's merged data and the federation's, less the expected
 part of sample size and noise. For k of N random clients that is (V / k) (N - k) / (N - 1) in
 expectation, with V the variance between clients. Cohorts are chosen on one half of the sketches'
-rows and judged on the other, both ways, because a chosen cohort fits the noise by which it was
-chosen.
+rows and judged on the other, both ways, because a chosen cohort fits the noise that chose it.
 
 Rounds saved: with uniform cohorts of discrepancy D, training took exp(slope * D) times as many
 rounds to a target accuracy as with SketchMatch. The mean slope of the measured settings gives the
@@ -63,8 +62,7 @@ class Gain(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
-class GainFit:
+class GainFit(NamedTuple):
     """Slopes of measured settings: mean, deviation, how many, and their largest D."""
 
     slope: float
@@ -159,11 +157,11 @@ class Plan:
             rest = [w for w in self.worths if w.cohort_size == k and w.seconds is not None]
             times = "".join(f", {w.seconds:,.1f} s with {w.policy}" for w in rest)
             out.append(f"A round of {k} takes {seconds:,.1f} s at random{times}.")
-        for worth in self.worths:
-            if worth.waiting and self.worthwhile:
+        for worth in self.worths if self.worthwhile else ():
+            if worth.waiting:
+                case = f"{worth.policy}, cohorts of {worth.cohort_size}: not picked in"
                 names = ", ".join(worth.waiting)
-                case = f"{worth.policy}, cohorts of {worth.cohort_size}"
-                out.append(f"{case}: not picked in {worth.rounds} rounds: {names} (see turns=1).")
+                out.append(f"{case} {worth.rounds} rounds: {names} (see turns=1).")
         if self.tried_on < self.clients:
             out.append(f"Policies were tried on {self.tried_on:,} of {self.clients:,} clients.")
         if self.left_out:
@@ -296,7 +294,7 @@ def _gains(sketches: Readings, worths: Sequence[Worth]) -> tuple[dict[int, Gain]
 
 
 def _unmeasured(sketches: Readings, worth: Worth) -> str:
-    """Say why the measured settings tell nothing about these sketches and cohorts."""
+    """Say why the measured settings tell nothing here."""
     if not worth.beats_uniform:
         return "matched cohorts are not closer to the federation than random ones"
     if isinstance(sketches, np.ndarray):
@@ -329,24 +327,6 @@ def _verdict(useful: bool, worths: Sequence[Worth]) -> str:
     )
 
 
-def random_clients(discrepancy: float, uniform: float, cohort_size: int, clients: int) -> float:
-    """How many random clients have this discrepancy, if `cohort_size` of them have `uniform`.
-
-    Solves uniform * (k_0 / (N - k_0)) * (N - k) / k = discrepancy for k.
-
-    Examples
-    --------
-    >>> random_clients(0.1, 0.1, 5, 100), random_clients(0.0, 0.1, 5, 100)
-    (5.0, 100.0)
-    """
-    if not uniform > 0 or cohort_size >= clients:
-        return float(cohort_size)
-    if discrepancy <= 0:
-        return float(clients)
-    unit = uniform * cohort_size / (clients - cohort_size)
-    return float(clients / (1 + discrepancy / unit))
-
-
 class BetweenClients:
     """Center, error variances and the variance between clients, over all sketches."""
 
@@ -366,6 +346,11 @@ class BetweenClients:
     def uniform(self, k: int) -> float:
         """Expected discrepancy of k random clients."""
         return self.variance / k * (self.clients - k) / max(self.clients - 1, 1)
+
+    def random_clients(self, discrepancy: float) -> float:
+        """How many random clients have this discrepancy in expectation: `uniform`, solved for k."""
+        ratio = max(discrepancy, 0.0) * (self.clients - 1) / self.variance
+        return self.clients / (1 + ratio)
 
 
 class Half(BetweenClients):
@@ -436,7 +421,7 @@ class Trial:
             discrepancy=mean,
             error=float(np.std(values) / math.sqrt(len(values))),
             uniform=uniform,
-            random_clients=random_clients(mean, uniform, k, self.between.clients),
+            random_clients=self.between.random_clients(mean) if uniform > 0 else float(k),
             rounds=max(rounds),
             rounds_until_all=max(rounds) if np.all(picks) else None,
             fewest=float(share.min()),

@@ -43,7 +43,7 @@ def check(registry: Registry) -> list[Problem]:
     try:
         damage = [str(row[0]) for row in registry.db.rows("PRAGMA integrity_check")]
         if damage == ["ok"]:
-            return [p for part in (_sketches, _models) for p in part(registry)]
+            return [*_sketches(registry), *_models(registry)]
     except DataError as error:
         damage = [str(error)]
     return [Problem("database", str(registry.db.path), line) for line in damage]
@@ -145,17 +145,12 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _record(folder: Path, name: str, client: Any, details: Any) -> Record:
-    details = {} if details is None else details
+    stated = {} if details is None else details
     if Path(name).name != name or not name.endswith(SKETCH):
         raise DataError(f"{folder / INDEX}: {name!r:.80} is not the name of a sketch file")
-    if not isinstance(details, dict) or not isinstance(details.get("metadata", {}), dict):
+    if not isinstance(stated, dict) or not isinstance(stated.get("metadata", {}), dict):
         raise DataError(f"{folder / DETAILS}: the details of {name!r:.80} are not an object")
-    model = (folder / name).with_suffix(SUFFIX)
-    refuse_links(folder / name, model)
-    return Record(
-        client,
-        RaceSketch.load(folder / name),
-        model if model.exists() else None,
-        details.get("reference"),
-        details.get("metadata", {}),
-    )
+    path, model = folder / name, (folder / name).with_suffix(SUFFIX)
+    refuse_links(path, model)
+    facts = stated.get("reference"), stated.get("metadata", {})
+    return Record(client, RaceSketch.load(path), model if model.exists() else None, *facts)

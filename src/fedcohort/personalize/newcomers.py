@@ -226,25 +226,6 @@ def best_mixture(
     return weights, float(weights @ inner @ weights + weights @ gaps)
 
 
-def distance_limit(registry: Registry, most: int = MAX_CALIBRATED, seed: int = 0) -> float:
-    """Return the squared distance up to which a newcomer is near; infinite without two clients.
-
-    It is the 95% quantile of those from `most` random clients to the nearest other with a model.
-    """
-    clients = [str(row[0]) for row in registry.db.rows("SELECT id FROM clients ORDER BY number")]
-    if len(clients) > most:
-        drawn = stream(seed, "leave-one-out").choice(len(clients), most, replace=False)
-        clients = [clients[i] for i in sorted(drawn.tolist())]
-    pairs = [(client, registry.sketch(client)) for client in clients]
-    pairs = [(client, sketch) for client, sketch in pairs if not too_few([sketch])[0]]
-    if not pairs:
-        return inf
-    names, sketches = zip(*pairs, strict=True)
-    others = nearest_of_each(registry, sketches, without=names, with_model=True)
-    squares = [near[0].squared for near in others if near]
-    return float(np.quantile(squares, QUANTILE)) if squares else inf
-
-
 @dataclass(frozen=True)
 class Advice:
     """What a newcomer should start from: models averaged with `weights`, or the global model.
@@ -301,10 +282,26 @@ class ColdStart:
 
     @cached_property
     def limit(self) -> float:
-        """The largest squared distance that counts as near."""
-        if self.max_distance == "auto":
-            return distance_limit(self.registry)
-        return inf if self.max_distance is None else float(self.max_distance) ** 2
+        """The largest squared distance that counts as near; infinite if nothing limits it.
+
+        "auto": the 95% quantile of those from random warm clients to the nearest with a model.
+        """
+        if self.max_distance != "auto":
+            return inf if self.max_distance is None else float(self.max_distance) ** 2
+        rows = self.registry.db.rows("SELECT id FROM clients ORDER BY number")
+        clients = [str(client) for (client,) in rows]
+        if len(clients) > MAX_CALIBRATED:
+            rng = stream(0, "leave-one-out")
+            drawn = rng.choice(len(clients), MAX_CALIBRATED, replace=False)
+            clients = [clients[i] for i in sorted(drawn.tolist())]
+        warm = {client: self.registry.sketch(client) for client in clients}
+        warm = {client: sketch for client, sketch in warm.items() if not too_few([sketch])[0]}
+        if not warm:
+            return inf
+        sketches, own = list(warm.values()), list(warm)
+        others = nearest_of_each(self.registry, sketches, without=own, with_model=True)
+        squares = [near[0].squared for near in others if near]
+        return float(np.quantile(squares, QUANTILE)) if squares else inf
 
     def advise(
         self,
@@ -324,23 +321,18 @@ class ColdStart:
         count = k or (CONSIDERED if strategy == "match" else 1)
         options: dict[str, Any] = {"plain": strategy == "plain", "without": without}
         near = nearest(self.registry, sketch, count, with_model=True, **options)
-        if near:
-            weights, square = self._blend(near, strategy)
-        else:
-            near, weights = nearest(self.registry, sketch, count, **options), {}
+        weights, square = self._blend(near, strategy) if near else ({}, inf)
+        if not near:
+            near = nearest(self.registry, sketch, count, **options)
             if not near:
                 raise NoClients(f"{self.registry.path}: no client to compare with")
             square = near[0].squared
-        auto = self.max_distance == "auto"
-        allowed = max(self.limit, near[0].error) if auto else self.limit
-        return Advice(
-            strategy,
-            tuple(near),
-            weights if square <= allowed else {},
-            max(square, 0.0) ** 0.5,
-            square,
-            max(allowed, 0.0) ** 0.5,
-        )
+        explained = near[0].error if self.max_distance == "auto" else 0.0
+        allowed = max(self.limit, explained)
+        if square > allowed:
+            weights = {}
+        lengths = max(square, 0.0) ** 0.5, square, max(allowed, 0.0) ** 0.5
+        return Advice(strategy, tuple(near), weights, *lengths)
 
     def _blend(
         self, near: Sequence[Neighbor], strategy: Strategy

@@ -361,10 +361,9 @@ class Registry:
         return Entry.from_row(self._row(client, COLUMNS))
 
     def _row(self, client: ClientId, columns: str) -> tuple[Any, ...]:
-        rows = self.db.rows(f"SELECT {columns} FROM clients WHERE id = ?", check_id(client))
-        if not rows:
-            raise UnknownClient(f"no client {client!r} is registered in {self.path}")
-        return rows[0]
+        for row in self.db.rows(f"SELECT {columns} FROM clients WHERE id = ?", check_id(client)):
+            return row
+        raise UnknownClient(f"no client {client!r} is registered in {self.path}")
 
     def entries(self) -> Iterator[Entry]:
         """Yield all clients in the order of registration."""
@@ -392,13 +391,11 @@ class Registry:
 
     def model_content(self, digest: str) -> bytes:
         """Return a model as the content of a safetensors file, checked against its hash."""
-        rows = self.db.rows("SELECT content FROM models WHERE digest = ?", digest)
-        content = rows[0][0] if rows else None
-        if content is None:
-            raise DataError(f"{self.path}: the model {digest!r:.80} is missing")
-        if not isinstance(content, bytes) or hashlib.sha256(content).hexdigest() != digest:
+        for (content,) in self.db.rows("SELECT content FROM models WHERE digest = ?", digest):
+            if isinstance(content, bytes) and hashlib.sha256(content).hexdigest() == digest:
+                return content
             raise DataError(f"{self.path}: the model {digest!r:.80} is damaged")
-        return content
+        raise DataError(f"{self.path}: the model {digest!r:.80} is missing")
 
     def set_global(self, model: Model) -> None:
         """Keep the global model, for newcomers far from every client."""
@@ -409,15 +406,13 @@ class Registry:
 
     def global_model(self) -> dict[str, NDArray[Any]]:
         """Load the global model; ConfigError if there is none."""
-        digest = self.global_digest()
-        if digest is None:
+        if (digest := self.global_digest()) is None:
             raise ConfigError(f"{self.path} has no global model: set one with set_global")
         return unpack(self.model_content(digest))
 
     def global_digest(self) -> str | None:
         """Return the hash of the global model; None if there is none."""
-        entry = self.fact("global")
-        return None if entry is None else str(entry.get("model"))
+        return str(fact.get("model")) if (fact := self.fact("global")) is not None else None
 
     @property
     def spec(self) -> dict[str, Any] | None:
