@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,16 +23,9 @@ from fedcohort.files.columns import columns_of
 from fedcohort.files.marginals import FALSE_MARKS, ColumnGap, bin_labels, column_gaps
 from fedcohort.files.sketching import ONE_BUCKET, concentration, same_data
 from fedcohort.privacy.release import signal_to_noise
+from fedcohort.sketch import uncertainty
 from fedcohort.sketch.distances import Stack, distance_matrix, squares_to_global
 from fedcohort.sketch.race import RaceSketch, pooled
-from fedcohort.sketch.uncertainty import (
-    cap_by_observed,
-    distance_with_error,
-    errors_to_global,
-    pair_errors,
-    possible_luck,
-    too_few,
-)
 
 if TYPE_CHECKING:
     from fedcohort.analysis.plan import Plan
@@ -225,22 +219,22 @@ def measure(
     against : mapping of str to RaceSketch, optional
         Earlier sketches by client, to say what has changed since.
     """
-    usable = np.flatnonzero(~too_few(sketches)).tolist()
+    usable = np.flatnonzero(~uncertainty.too_few(sketches)).tolist()
     if len(usable) < 2:  # hardly any can be compared: all with two records
         usable = [i for i, sketch in enumerate(sketches) if sketch.n >= 2]
     if len(usable) < 2:
         raise DataError("a profile needs at least two sketches of two records or more")
     used, kept_names = [sketches[i] for i in usable], [names[i] for i in usable]
-    squares, errors = distance_matrix(used, "mmd"), pair_errors(used)
+    squares, errors = distance_matrix(used, "mmd"), uncertainty.pair_errors(used)
     if not any(s.private for s in used):
-        errors = cap_by_observed(squares, errors)
+        errors = uncertainty.cap_by_observed(squares, errors)
     clusters, pairs = suggest_clusters(squares, errors), np.triu_indices(len(used), 1)
     warnings, blind = _warnings(used, kept_names)
     explained = all(s.marginals is not None and s.marginals.n >= 2 for s in used)
     columns = dict(zip(kept_names, column_gaps(used), strict=True)) if explained else {}
     by_name = dict(zip(kept_names, used, strict=True))
     before = {name: sketch for name, sketch in (against or {}).items() if name in by_name}
-    if small := [name for name, sketch in before.items() if too_few([sketch])[0]]:
+    if small := [name for name, sketch in before.items() if uncertainty.too_few([sketch])[0]]:
         warnings.append(f"Earlier sketches with too few records to say what changed: {few(small)}.")
         before = {name: sketch for name, sketch in before.items() if name not in small}
     own = ("records", "privacy", "signal to noise")  # of one sketch; the rest all share
@@ -288,7 +282,7 @@ def _changes(sketches: Mapping[str, RaceSketch], before: Mapping[str, RaceSketch
     changes = []
     for name in common:
         new, old = sketches[name], before[name]
-        square, error = distance_with_error(new, old, "mmd")
+        square, error = uncertainty.distance_with_error(new, old, "mmd")
         gaps = column_gaps([new, old])[0] if new.marginals and old.marginals else []
         tests = len(gaps) * len(common)
         marked = [gap for gap in gaps if gap.marked and gap.chance * tests < FALSE_MARKS]
@@ -332,38 +326,29 @@ def _warnings(sketches: Sequence[RaceSketch], names: Sequence[str]) -> tuple[lis
 def _rows(
     sketches: Sequence[RaceSketch], names: Sequence[str], apart: Floats, clusters: Clusters
 ) -> list[ClientRow]:
-    squares, errors = squares_to_global(sketches), errors_to_global(sketches)
+    squares, errors = squares_to_global(sketches), uncertainty.errors_to_global(sketches)
     scores = robust_scores(squares, errors)
     outlying = scores > OUTLIER
     usual = [s for s, far in zip(sketches, outlying, strict=True) if not far]
     if outlying.any() and len(usual) > 1:  # outliers must not make all others look far
         squares[~outlying] = squares_to_global(usual)
-        errors[~outlying], center = errors_to_global(usual), pooled(usual)
+        errors[~outlying], center = uncertainty.errors_to_global(usual), pooled(usual)
         for i in np.flatnonzero(outlying).tolist():
-            squares[i], errors[i] = distance_with_error(sketches[i], center, "mmd")
+            squares[i], errors[i] = uncertainty.distance_with_error(sketches[i], center, "mmd")
     # The nearest client is ranked as a registry ranks, with what luck can do: see its search.
-    stack = Stack(sketches)
-    sampling, noisy = possible_luck(np.array([s.counts for s in sketches]), len(sketches) - 1)
+    stack, counts = Stack(sketches), np.array([s.counts for s in sketches])
+    sampling, noisy = uncertainty.possible_luck(counts, len(sketches) - 1)
     ranked = apart + (sampling / stack.n + noisy * stack.noise / stack.n**2) / stack.rows
     np.fill_diagonal(ranked, np.inf)
     nearest = ranked.argmin(axis=1)
-    distances, low, high = (np.sqrt(np.maximum(squares + k * errors, 0)) for k in (0, -1, 1))
-    return [
-        ClientRow(
-            name=names[i],
-            n=s.n,
-            private=s.private,
-            distance=float(distances[i]),
-            low=float(low[i]),
-            high=float(high[i]),
-            z=float(scores[i]),
-            outlier=bool(outlying[i]),
-            cluster=int(clusters.labels[i]),
-            nearest=names[nearest[i]],
-            nearest_distance=float(np.sqrt(max(apart[i, nearest[i]], 0.0))),
-        )
-        for i, s in enumerate(sketches)
-    ]
+    between = apart[np.arange(len(apart)), nearest]
+    values = (squares, squares - errors, squares + errors, between)
+    distances, low, high, near = (np.sqrt(np.maximum(v, 0)).tolist() for v in values)
+    private = [s.private for s in sketches]
+    groups, neighbors = clusters.labels.tolist(), [names[i] for i in nearest]
+    shown = (distances, low, high, scores.tolist(), outlying.tolist(), groups, neighbors, near)
+    rows = zip(names, [s.n for s in sketches], private, *shown, strict=True)
+    return list(starmap(ClientRow, rows))
 
 
 def robust_scores(squares: Floats, errors: Floats) -> Floats:
@@ -372,11 +357,6 @@ def robust_scores(squares: Floats, errors: Floats) -> Floats:
     The deviation is that of the clients among each other (1.4826 times the median absolute
     deviation) and the client's own standard error together, so that a client which is far only
     because it is small, or noisy, does not stand out.
-
-    Examples
-    --------
-    >>> robust_scores(np.array([1.0, 2.0, 3.0, 4.0, 30.0]), np.zeros(5)).round(2).tolist()
-    [-1.35, -0.67, 0.0, 0.67, 18.21]
     """
     scale = np.hypot(median_abs_deviation(squares, scale="normal"), errors)
     return np.asarray((squares - np.median(squares)) / np.where(scale > 0, scale, np.inf))

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import binom
 
 from fedcohort.analysis.verdict import few
 from fedcohort.exceptions import ConfigError
@@ -42,7 +43,6 @@ FITTED = Path(__file__).with_name("plan_gain.json")
 BUCKETS, LABEL_WEIGHT = 64, 2.0  # of the measured sketches; D depends on them
 MAX_CLIENTS = 1000  # policies are tried on a random part of more clients
 MAX_ROUNDS = 400
-DRAWS = 400  # random cohorts
 
 Floats = NDArray[np.float64]
 
@@ -398,10 +398,9 @@ class Trial:
         self.halves = [Half(readings, at, rows % 2 == side) for side in (0, 1)]
 
     def seconds_of(self, k: int) -> float:
-        """Mean seconds of a round with random cohorts of k."""
-        rng, n = stream(self.seed, "plan", "uniform", k), len(self.ids)
-        cohorts = [rng.choice(n, k, replace=False) for _ in range(DRAWS)]
-        return float(np.mean([self.seconds[cohort].max() for cohort in cohorts]))
+        """Mean seconds of a round with random cohorts of k: of C(n, k), C(i, k - 1) wait for i."""
+        slowest = binom(np.arange(len(self.ids)), k - 1) / binom(len(self.ids), k)
+        return float(np.sort(self.seconds) @ slowest)
 
     def worth(self, label: str, make: Callable[[], Policy], k: int) -> Worth:
         """Try one policy with cohorts of k."""

@@ -33,13 +33,7 @@ SMALL_GROUP = 3  # clients per cluster
 
 
 def few(names: Sequence[object], most: int = 8) -> str:
-    """Join names, and count those that would be too many.
-
-    Examples
-    --------
-    >>> few(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
+    """Join names, and count those that would be too many."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + rest
 

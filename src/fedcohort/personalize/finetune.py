@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -43,9 +44,7 @@ def finetune(
 
 def named_arrays(flat: Tensor, module: nn.Module) -> dict[str, NDArray[Any]]:
     """Return a flat model as the arrays that a registry stores, named as in the module."""
-    values = flat.detach().cpu().numpy()
-    out, end = {}, 0
-    for name, parameter in module.named_parameters():
-        start, end = end, end + parameter.numel()
-        out[name] = values[start:end].reshape(tuple(parameter.shape))
-    return out
+    parameters = dict(module.named_parameters())
+    parts = torch.split(flat.detach().cpu(), [like.numel() for like in parameters.values()])
+    pairs = zip(parameters.items(), parts, strict=True)
+    return {name: part.view(like.shape).numpy() for (name, like), part in pairs}

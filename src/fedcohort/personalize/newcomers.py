@@ -9,12 +9,11 @@ z s is how lucky the luckiest of N can be.
 ``match`` averages the models of the nearest clients by the weights with which their sketches add up
 to the newcomer's; it was the best strategy wherever it was measured (docs/personalize.md).
 ``nearest`` is the nearest client's model, and ``plain`` that by the distance of the paper's
-algorithm 2 (Liu et al., paper 0), which is not debiased and prefers large clients. The averages and
-the limit are ours.
+algorithm 2 (Liu et al., paper 0), not debiased. The averages and the limit are ours.
 
-How far is too far comes from the warm clients: each in turn is a newcomer among the others. A
-newcomer is near if its squared distance is at most the 95% quantile of theirs, or at most its own
-standard error: a distance that sampling and noise explain is no reason to abstain.
+A newcomer is near if its squared distance is at most the 95% quantile of those of the warm clients,
+each a newcomer among the others, or at most its own standard error: a distance that sampling and
+noise explain is no reason to abstain.
 """
 
 from __future__ import annotations
@@ -183,12 +182,12 @@ def _read(
 def _neighbors(sketch: RaceSketch, near: dict[ClientId, RaceSketch]) -> list[Neighbor]:
     if not near:
         return []
-    others = list(near.values())
-    stack = Stack(others)
+    stack = Stack(list(near.values()))
     excess = stack.error_variance() + Stack([sketch]).error_variance()
-    squares = stack.squares_to(sketch.normalized()) - excess
-    pairs = zip(near, squares.tolist(), squared_errors(sketch, others).tolist(), strict=True)
-    return [Neighbor(client, max(sq, 0.0) ** 0.5, sq, error) for client, sq, error in pairs]
+    squares = (stack.squares_to(sketch.normalized()) - excess).tolist()
+    errors = squared_errors(sketch, list(near.values())).tolist()
+    rows = zip(near, squares, errors, strict=True)
+    return [Neighbor(client, max(sq, 0.0) ** 0.5, sq, error) for client, sq, error in rows]
 
 
 def best_mixture(
@@ -200,14 +199,6 @@ def best_mixture(
     the debiased inner products of the clients' sketches, and `squares` d the debiased squared
     distances to the newcomer. A share RIDGE of the mixture's error variance, sum_i w_i^2 e_i, is
     left in, so that no single noisy sketch is trusted too much.
-
-    Examples
-    --------
-    >>> clients, newcomer = np.array([[1.0, 0.0], [0.0, 1.0], [5.0, 5.0]]), np.array([0.25, 0.75])
-    >>> squares = ((clients - newcomer) ** 2).sum(axis=1)
-    >>> weights, _ = best_mixture(clients @ clients.T, squares, np.zeros(3))
-    >>> weights.round(3).tolist()
-    [0.25, 0.75, 0.0]
     """
     from scipy.optimize import nnls
 
@@ -254,7 +245,8 @@ class ColdStart:
     ----------
     registry : Registry
     max_distance : float, "auto" or None
-        Beyond it the advice is the global model. "auto": see above; None: no limit.
+        Beyond it the advice is the global model. "auto" is the 95% quantile of the distances from
+        random warm clients to the nearest other with a model; None: no limit.
 
     Examples
     --------
@@ -282,10 +274,7 @@ class ColdStart:
 
     @cached_property
     def limit(self) -> float:
-        """The largest squared distance that counts as near; infinite if nothing limits it.
-
-        "auto": the 95% quantile of those from random warm clients to the nearest with a model.
-        """
+        """The largest squared distance that counts as near; infinite if nothing limits it."""
         if self.max_distance != "auto":
             return inf if self.max_distance is None else float(self.max_distance) ** 2
         rows = self.registry.db.rows("SELECT id FROM clients ORDER BY number")

@@ -23,28 +23,16 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
+from fedcohort import storage
 from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches, UnknownClient
 from fedcohort.options import check_fields
-from fedcohort.personalize.models import (
-    Model,
-    architecture_difference,
-    content_of,
-    shapes_of,
-    unpack,
-)
+from fedcohort.personalize import models
+from fedcohort.personalize.models import Model
 from fedcohort.rounds import ClientId, check_id
 from fedcohort.sketch.file import narrow
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
 from fedcohort.sketch.uncertainty import too_few
-from fedcohort.storage import (
-    LOCK,
-    SUFFIX,
-    locked_folder,
-    refuse_links,
-    remove_leftovers,
-    write_atomically,
-)
 
 FILE = "registry.sqlite"
 VERSION = 4  # 3 kept models in files of their own
@@ -236,7 +224,8 @@ class Registry:
         self.path = Path(path)
         if not (self.path / FILE).is_file():
             raise DataError(f"{self.path} is not a registry: it has no {FILE}")
-        refuse_links(*(self.path / f"{FILE}{end}" for end in ("", "-wal", "-shm", "-journal")))
+        ends = ("", "-wal", "-shm", "-journal")
+        storage.refuse_links(*(self.path / f"{FILE}{end}" for end in ends))
         self.db = Database(self.path / FILE)
 
     @classmethod
@@ -246,13 +235,13 @@ class Registry:
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder")
         folder.mkdir(parents=True, exist_ok=True)
-        if not all(path.name == LOCK or path.name.endswith(SUFFIX) for path in folder.iterdir()):
+        if any(p.name != storage.LOCK and p.suffix != storage.SUFFIX for p in folder.iterdir()):
             raise ConfigError(f"{folder} exists and is not an empty folder")
-        with locked_folder(folder):
-            remove_leftovers(folder)
+        with storage.locked_folder(folder):
+            storage.remove_leftovers(folder)
             if (folder / FILE).exists():
                 raise ConfigError(f"{folder} was made a registry by another process just now")
-            write_atomically(folder / FILE, _empty_database()[0])
+            storage.write_atomically(folder / FILE, _empty_database()[0])
         return cls(folder)
 
     def close(self) -> None:
@@ -319,16 +308,16 @@ class Registry:
 
     def _store(self, db: sqlite3.Connection, whose: str, model: Model) -> str:
         """Store a model, unless its architecture differs from that of the models stored here."""
-        content = content_of(model)
+        content = models.content_of(model)
         if len(content) > MAX_MODEL:
             raise ConfigError(
                 f"{whose}: a model of {len(content):,} bytes does not fit into SQLite; keep it "
                 "elsewhere and give its reference"
             )
-        shapes, digest = shapes_of(content), hashlib.sha256(content).hexdigest()
+        shapes, digest = models.shapes_of(content), hashlib.sha256(content).hexdigest()
         some = self.db.rows("SELECT 1 FROM models LIMIT 1")
         expected = self.fact("architecture") if some else None
-        if expected is not None and (problem := architecture_difference(shapes, expected)):
+        if expected is not None and (problem := models.architecture_difference(shapes, expected)):
             raise ConfigError(
                 f"{whose}: another architecture than the models of {self.path}: {problem}"
             )
@@ -381,7 +370,7 @@ class Registry:
         """Load a client's stored model; ConfigError if it has none, or only a reference."""
         entry = self.get(client)
         if entry.model is not None:
-            return unpack(self.model_content(entry.model))
+            return models.unpack(self.model_content(entry.model))
         if entry.reference is None:
             raise ConfigError(f"client {client!r} was registered without a model")
         raise ConfigError(
@@ -408,7 +397,7 @@ class Registry:
         """Load the global model; ConfigError if there is none."""
         if (digest := self.global_digest()) is None:
             raise ConfigError(f"{self.path} has no global model: set one with set_global")
-        return unpack(self.model_content(digest))
+        return models.unpack(self.model_content(digest))
 
     def global_digest(self) -> str | None:
         """Return the hash of the global model; None if there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +78,11 @@ def content(results: Results) -> Content:
     most_clients = max((len(r.members[0].clients) for r in started), default=0)
     datasets = dict.fromkeys(e.data.dataset for e in experiments)
     timed = durations_differ(started)  # then time comes first
+    ranks = {}
+    for run in started:
+        with suppress(ConfigError):  # of another policy than FedACS
+            if run.folder is not None:
+                ranks[run.policy] = rank_cells(skew_ranks(run.folder)[::-1])
     return Content(
         title=" on ".join(["Client selection", *([", ".join(datasets)] if datasets else [])]),
         headline=_headline(rows, baselines),
@@ -91,7 +97,7 @@ def content(results: Results) -> Content:
         waiting=[row for r in started for row in _waited_for(r)],
         cohorts=[row for r in started for row in _cohorts(r)],
         grouped=max(longest, most_clients) > MAX_CELLS,
-        ranks={r.policy: ranks for r in started if (ranks := _ranks(r))},
+        ranks=ranks,
         settings=_shared_settings(experiments),
         provenance=_provenance(started),
     )
@@ -209,22 +215,13 @@ def skew_ranks(folder: Path, seed: int = 0) -> list[Rank]:
     return sorted(rows, key=lambda row: row.rank)
 
 
-def _ranks(result: Run) -> Cells | None:
-    """Return what FedACS's duels say about the clients, the most skewed first."""
-    try:
-        ranks = [] if result.folder is None else skew_ranks(result.folder)[::-1]
-    except ConfigError:
-        return None  # of another policy
-    return rank_cells(ranks)
-
-
 def _shared_settings(experiments: Sequence[Experiment]) -> dict[str, str]:
     """Return the settings that all runs share, by dotted key."""
-    flat = [config.flat(config.dump(e)) for e in experiments]
+    first, *others = [config.flat(config.dump(e)) for e in experiments] or [{}]
     return {
         key: in_words(value)
-        for key, value in (flat[0] if flat else {}).items()
-        if value is not None and all(other.get(key) == value for other in flat)
+        for key, value in first.items()
+        if value is not None and all(other.get(key) == value for other in others)
     }
 
 

@@ -106,13 +106,11 @@ def comparison_cells(
     units = ["rounds"] + ["seconds"] * durations_differ(results) if target is not None else []
     gated = any(run.means["skipped"].mean > 0 or run.means["overhead_up"].mean < 99 for run in runs)
     columns = [
-        *(Column(name, _setting(name), number=False) for name in names),
+        *map(_setting, names),
         Column("accuracy %", lambda r: plus_minus(r[0].accuracy, 100), best="high"),
         Column("against uniform", lambda r: _gain(r[0].gain)),
+        *(_to_target(unit, target) for unit in units),
     ]
-    for unit in units:
-        reached = _reached(f"{unit}_to_target")
-        columns.append(Column(f"{unit} to {target:.0%}", reached, best="low"))
     gate = [
         Column("change %", lambda r: number(getattr(r[0].accuracy_change, "mean", None), sign="+")),
         _mean("rounds skipped %", "skipped"),
@@ -171,8 +169,8 @@ def rank_cells(ranks: Sequence[Rank]) -> Cells:
     return cells(ranks, columns)
 
 
-def _setting(name: str) -> Callable[[Any], Cell]:
-    return lambda row: Cell(row[1].get(name, ""), row[1].get(name, ""))
+def _setting(name: str) -> Column:
+    return Column(name, lambda r: Cell(r[1].get(name, ""), r[1].get(name, "")), number=False)
 
 
 def _gain(gain: Interval | None) -> Cell:
@@ -183,18 +181,17 @@ def _gain(gain: Interval | None) -> Cell:
     return Cell(f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]", gain.mean)
 
 
-def _reached(name: str) -> Callable[[Any], Cell]:
-    """Show what it took to the target, with the share of seeds that reached it if not all did."""
+def _to_target(unit: str, target: float | None) -> Column:
+    """Return the column of what it took to the target; some seeds may not have reached it."""
 
     def cell(row: Any) -> Cell:
-        value, seeds = row[0].means[name], row[0].seeds
-        shown = plus_minus(value)
+        value, seeds = row[0].means[f"{unit}_to_target"], row[0].seeds
         if value.missing == seeds:
             return Cell("not reached" if seeds else "")
-        share = f" ({seeds - value.missing}/{seeds})"
-        return shown if not value.missing else Cell(shown.text + share, "")
+        shown, share = plus_minus(value), f" ({seeds - value.missing}/{seeds})"
+        return Cell(shown.text + share) if value.missing else shown
 
-    return cell
+    return Column(f"{unit} to {target:.0%}", cell, best="low")
 
 
 def setting_columns(results: Results) -> list[dict[str, str]]:
@@ -240,11 +237,9 @@ def _columns(cells: Cells, title: str) -> Table:
     """Lay cells out as one line per row."""
     table = Table(title=Text(title), title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     for column in cells.columns:
+        width: dict[str, Any] = {"max_width": WRAPPED} if column.wraps else {"no_wrap": True}
         justify: Literal["left", "right"] = "right" if column.number else "left"
-        max_width = WRAPPED if column.wraps else None
-        table.add_column(
-            Text(column.header), justify=justify, no_wrap=not max_width, max_width=max_width
-        )
+        table.add_column(Text(column.header), justify=justify, **width)
     for row in cells.rows:
         texts = [Text(cell.text, "bold green" if cell.mark == "best" else "") for cell in row]
         table.add_row(*texts, end_section=any(column.wraps for column in cells.columns))
