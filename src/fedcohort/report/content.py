@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedcohort import storage
 from fedcohort.analysis.comparison import ComparisonRow, Curve, comparison, curve, durations_differ
+from fedcohort.analysis.verdict import few
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
 from fedcohort.experiments.config import Experiment
@@ -22,7 +22,6 @@ from fedcohort.policies import FedACS
 from fedcohort.report.tables import Cells, Rank, comparison_cells, in_words, rank_cells
 from fedcohort.rounds import ClientId, stream
 
-Floats = NDArray[np.float64]
 Rows = list[dict[str, Any]]
 HIGHLIGHTED = 3
 MAX_POINTS = 150  # of one curve
@@ -161,30 +160,23 @@ def _cohorts(result: Run) -> Rows:
     history = result.histories[0]
     counts = Counter(client for cohort in history.selections for client in cohort)
     order = sorted(result.members[0].clients, key=lambda c: (-counts[c], c))
-    groups = group_neighbors(len(order), MAX_CELLS)
-    row_of = {order[i]: g for g, group in enumerate(groups) for i in group}
-    names = [group_name([order[i] for i in group]) for group in groups]
+    groups = group_neighbors(order, MAX_CELLS)
+    row_of = {client: row for row, group in enumerate(groups, start=1) for client in group}
     cells = []
-    for span in group_neighbors(len(history.rounds), MAX_CELLS):
+    for span in group_neighbors(range(len(history.rounds)), MAX_CELLS):
         times = Counter(row_of[c] for number in span for c in history.selections[number])
         where = {"run": result.policy, "first": span[0] + 1, "last": span[-1] + 1}
         cells += [
-            {**where, "row": g + 1, "client": names[g], "times": n}
-            for g, n in sorted(times.items())
+            {**where, "row": row, "client": few(groups[row - 1], 1), "times": n}
+            for row, n in sorted(times.items())
         ]
     return cells
 
 
-def group_neighbors(count: int, max_groups: int) -> list[list[int]]:
-    """Divide positions into at most so many groups of neighbors."""
-    return [
-        part.tolist() for part in np.array_split(np.arange(count), max(1, min(max_groups, count)))
-    ]
-
-
-def group_name(clients: Sequence[ClientId]) -> str:
-    """Name a group after its first client."""
-    return clients[0] if len(clients) == 1 else f"{clients[0]} and {len(clients) - 1} more"
+def group_neighbors(items: Sequence[Any], max_groups: int) -> list[list[Any]]:
+    """Divide items into at most so many groups of neighbors."""
+    parts = max(1, min(max_groups, len(items)))
+    return [part.tolist() for part in np.array_split(np.array(items, object), parts)]
 
 
 def skew_ranks(folder: Path, seed: int = 0) -> list[Rank]:

@@ -73,21 +73,14 @@ def config(theme: Theme = "light") -> dict[str, Any]:
     """Return the Vega-Lite configuration of a theme."""
     ink = INK[theme]
     soft = {"labelColor": ink["soft"], "titleColor": ink["soft"]}
+    sizes = {"labelFontSize": 12, "titleFontSize": 12, "labelLimit": 160}
+    lines = {"gridColor": ink["grid"], "domainColor": ink["faint"], "tickColor": ink["faint"]}
     return {
         "background": "transparent" if theme == "dark" else "white",
         "font": FONT,
         "view": {"stroke": None},
         "range": {"category": COLORS[theme], "ramp": RAMP[theme], "heatmap": RAMP[theme]},
-        "axis": {
-            **soft,
-            "titleFontWeight": "normal",
-            "gridColor": ink["grid"],
-            "domainColor": ink["faint"],
-            "tickColor": ink["faint"],
-            "labelFontSize": 12,
-            "titleFontSize": 12,
-            "labelLimit": 160,
-        },
+        "axis": {**soft, **sizes, **lines, "titleFontWeight": "normal"},
         "legend": soft,
         "title": {"color": ink["text"], "anchor": "start", "fontSize": 13},
         "text": {"color": ink["text"], "fontSize": 12},

@@ -25,7 +25,7 @@ from fedcohort.analysis.heterogeneity import OUTLIER, ClientRow, Heterogeneity
 from fedcohort.analysis.plan import Plan
 from fedcohort.analysis.verdict import BY_CHANCE, few, marked_in_words
 from fedcohort.report import figures
-from fedcohort.report.content import Content, group_name, group_neighbors
+from fedcohort.report.content import Content, group_neighbors
 from fedcohort.report.figures import CLUSTERS, MAX_BARS, Figure, run_figures
 from fedcohort.report.tables import Cell, Cells, Column, cells, number
 
@@ -44,8 +44,7 @@ def run_page(report: Content, *, live: bool = False) -> str:
         live=live,
         title=report.title,
         report=report,
-        lines=[figure for figure in charts if figure.control == "highlighted"],
-        others=[figure for figure in charts if figure.control != "highlighted"],
+        figures=charts,
     )
 
 
@@ -81,11 +80,9 @@ def profile_page(
 
 
 def _matrix(profile: Heterogeneity) -> str:
-    order = profile.clusters.order.tolist()
-    groups = group_neighbors(len(order), MAX_NAMES_AT_MATRIX)
-    clients = [[order[i] for i in group] for group in groups]
-    means = np.array([[profile.matrix[np.ix_(a, b)].mean() for b in clients] for a in clients])
-    names = [group_name([profile.clients[i].name for i in group]) for group in clients]
+    groups = group_neighbors(profile.clusters.order.tolist(), MAX_NAMES_AT_MATRIX)
+    means = np.array([[profile.matrix[np.ix_(a, b)].mean() for b in groups] for a in groups])
+    names = [few([profile.clients[i].name for i in group], 1) for group in groups]
     return figures.matrix(means, names)
 
 
