@@ -38,8 +38,8 @@ from fedcohort.signals.catalog import Needs
 from fedcohort.simulate import LocalTraining, Schedule, Simulation, build
 from fedcohort.simulate.local import Job, Trainer
 from fedcohort.simulate.models import INITS
-from fedcohort.sketch.distances import distance_matrix
-from fedcohort.sketch.race import RaceSketch, distance
+from fedcohort.sketch.distances import distance, distance_matrix
+from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Transform
 
 BITS = 6

@@ -23,7 +23,8 @@ from provenance import write
 from script import alone, arguments, clocks, peak_kb
 
 from fedcohort.datasets import load
-from fedcohort.sketch.race import RaceSketch, distance_matrix
+from fedcohort.sketch.distances import distance_matrix
+from fedcohort.sketch.race import RaceSketch
 
 ROWS, BITS, PERMUTATIONS = 1000, 6, 200
 

@@ -14,7 +14,8 @@ import pytest
 from fedcohort.cli import invoke
 from fedcohort.files.columns import Column, columns_of
 from fedcohort.privacy.release import sketch_size
-from fedcohort.sketch.race import RaceSketch, distance_matrix
+from fedcohort.sketch.distances import distance_matrix
+from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import Tokenizer, Transform
 from fedcohort.sketch.uncertainty import distance_with_error, total_variation
 

@@ -14,7 +14,7 @@ from fedcohort.exceptions import ConfigError, DataError, NoClients
 from fedcohort.personalize import ColdStart, Record, Registry, nearest, newcomers
 from fedcohort.personalize.models import average
 from fedcohort.personalize.newcomers import RIDGE, best_mixture
-from fedcohort.sketch.race import distance
+from fedcohort.sketch.distances import distance
 from fedcohort.sketch.uncertainty import distance_with_error, possible_luck
 
 PLACES = {"a": 0.0, "b": 0.1, "c": 2.0, "d": 3.2}

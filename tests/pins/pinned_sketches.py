@@ -7,6 +7,7 @@ import hashlib
 import struct
 import tempfile
 import zlib
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,7 @@ def sketched(make):
     told = sketch.reading()
     release = sketch.release and {
         k: float(f"{v:.7g}") if isinstance(v, float) else v
-        for k, v in sketch.release.spec().items()
+        for k, v in asdict(sketch.release).items()
     }
     return {
         "counts": digest(sketch.counts.astype("<i8").tobytes()),

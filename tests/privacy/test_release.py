@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
@@ -7,14 +9,13 @@ from scipy.stats import spearmanr
 from fedcohort.exceptions import IncompatibleSketches
 from fedcohort.privacy.release import (
     MAX_VARIANCE,
-    Release,
     noise_for,
     signal_to_noise,
     sketch_size,
 )
 from fedcohort.sketch import file
-from fedcohort.sketch.distances import distance_matrix
-from fedcohort.sketch.race import RaceSketch, distance, pooled
+from fedcohort.sketch.distances import distance, distance_matrix
+from fedcohort.sketch.race import RaceSketch, pooled
 from fedcohort.sketch.uncertainty import distance_with_error
 
 
@@ -81,9 +82,8 @@ def test_what_would_break_the_promise_is_refused():
         private + other
 
 
-def test_release_round_trip_and_hostile_values():
+def test_hostile_values_of_a_release_are_named():
     made = noise_for(10, 1.0, 0.0, "add-remove")
-    assert Release.from_spec(made.spec()) == made
     options = ({"epsilon": float("inf")}, {"delta": 1.0}, {"neighbors": "swap"}, {"n": "secret"})
     for wrong in options:
         with pytest.raises(ValueError, match=next(iter(wrong))):
@@ -91,9 +91,7 @@ def test_release_round_trip_and_hostile_values():
     hostile = {"epsilon": -1.0, "variance": 1e39, "fourth": 1e77, "rho": 10**400, "parts": 0}
     for key, value in hostile.items():
         with pytest.raises(ValueError, match=key):
-            Release.from_spec({**made.spec(), key: value})
-    with pytest.raises(ValueError, match="state"):
-        Release.from_spec({"epsilon": 1.0})
+            replace(made, **{key: value})
 
 
 @pytest.mark.filterwarnings("error")

@@ -113,7 +113,8 @@ def test_bombs_and_huge_claims_allocate_nothing_large():
         ({"width": 2}, "not 48 integers"),
         ({"hash": {"name": "sha"}}, "unknown hash family"),
         ({"transform": {"function": "os.system"}}, "function"),
-        ({"release": {}}, "state"),
+        ({"release": {}}, "missing"),
+        ({"release": 1}, "header is wrong"),
     ],
 )
 def test_what_is_wrong_is_said(change, message):

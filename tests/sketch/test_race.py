@@ -8,7 +8,8 @@ from scipy import sparse
 
 from fedcohort.exceptions import ConfigError, IncompatibleSketches
 from fedcohort.sketch import hashing
-from fedcohort.sketch.race import ColumnCounts, RaceSketch, distance, empty_sketch
+from fedcohort.sketch.distances import distance
+from fedcohort.sketch.race import ColumnCounts, RaceSketch, empty_sketch
 from fedcohort.sketch.transforms import Tokenizer, Transform
 
 

@@ -49,7 +49,8 @@ from fedcohort.privacy.release import noise_for
 from fedcohort.registry import make
 from fedcohort.signals.table import Signals
 from fedcohort.simulate.clock import Trace
-from fedcohort.sketch.race import RaceSketch, distance
+from fedcohort.sketch.distances import distance
+from fedcohort.sketch.race import RaceSketch
 from fedcohort.testing import drive
 
 

@@ -126,7 +126,7 @@ sys.meta_path.insert(0, Missing())
     code = """
 import tempfile
 from fedcohort import POLICIES, Session, storage
-from fedcohort.sketch.race import distance
+from fedcohort.sketch.distances import distance
 from fedcohort.testing import drive
 assert distance(sketch, sketch) == 0
 with tempfile.TemporaryDirectory() as folder:

@@ -37,7 +37,7 @@ from fedcohort.rounds import ClientId, check_id, stream
 from fedcohort.sketch.distances import Stack, error_variance, gram
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
-from fedcohort.sketch.uncertainty import possible_luck, squared_errors, too_few
+from fedcohort.sketch.uncertainty import possible_luck, squared_error, too_few
 
 Floats = NDArray[np.float64]
 Strategy = Literal["match", "nearest", "plain"]
@@ -185,7 +185,7 @@ def _neighbors(sketch: RaceSketch, near: dict[ClientId, RaceSketch]) -> list[Nei
     stack = Stack(list(near.values()))
     excess = stack.error_variance() + Stack([sketch]).error_variance()
     squares = (stack.squares_to(sketch.normalized()) - excess).tolist()
-    errors = squared_errors(sketch, list(near.values())).tolist()
+    errors = [squared_error(sketch, other) for other in near.values()]
     rows = zip(near, squares, errors, strict=True)
     return [Neighbor(client, max(sq, 0.0) ** 0.5, sq, error) for client, sq, error in rows]
 

@@ -1,16 +1,15 @@
 """Differentially private sketches: what was promised, the noise that keeps it, the size that fits.
 
 What is protected is one record of the data: whoever sees the noisy counts can hardly tell whether
-it was there. Not protected: facts about the client as a whole (its distribution is what the
-sketch is for), records that belong together (ten photographs of one person are ten records),
-and, with n="public", the number of records.
+it was there. Not protected: facts about the client as a whole, records that belong together (ten
+photographs of one person), and, with n="public", the number of records.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,9 +44,9 @@ MAX_VARIANCE = 2.0**126  # of what fits counts of 64 bits
 class Release:
     """How a sketch, or a number of constants, was made private.
 
-    The mechanism is noise on every count, mixed after a merge of both kinds, or the exponential one
-    of `privacy.quantiles`. A merged sketch has the guarantee of its weakest part, provided that no
-    record is in two of them.
+    The mechanism is noise on every count, mixed after a merge of both kinds, or that of
+    `privacy.quantiles`. A merged sketch has the guarantee of its weakest part, if no record is in
+    two of them.
     """
 
     mechanism: Mechanism
@@ -97,32 +96,18 @@ class Release:
         noise = noise or f"{self.mechanism} noise"
         return f"{self.budget()} for {what}; public: {public}; {noise}{merged}"
 
-    def spec(self) -> dict[str, Any]:
-        """Return the release as plain values for a header."""
-        return asdict(self)
-
-    @classmethod
-    def from_spec(cls, spec: Any) -> Release:
-        """Rebuild from `spec`; ValueError for anything else."""
-        names = {f.name for f in fields(cls)}
-        if not isinstance(spec, dict) or set(spec) != names:
-            raise ValueError("a release must state " + ", ".join(sorted(names)))
-        return cls(**spec)
-
 
 def noise_for(rows: int, epsilon: float, delta: float, neighbors: Neighbors) -> Release:
     """Choose the mechanism with less noise and calibrate it."""
     check_budget(epsilon, delta)
     cells = sensitivity(rows, neighbors)
     t, s = laplace_scale(cells, epsilon)
-    variance, fourth = laplace_moments(t / s)
-    rho = epsilon**2 / 2
-    laplace = Release("laplace", epsilon, 0.0, neighbors, "public", variance, fourth, rho)
+    moments = laplace_moments(t / s)
+    laplace = Release("laplace", epsilon, 0.0, neighbors, "public", *moments, epsilon**2 / 2)
     if delta == 0:
         return laplace
     u, s = gaussian_scale(cells, epsilon, delta)
-    rho = cells * (s / u) ** 2 / 2
-    wide = (u / s) ** 2
+    wide, rho = (u / s) ** 2, cells * (s / u) ** 2 / 2
     gaussian = Release("gaussian", epsilon, delta, neighbors, "public", wide, 0.0, rho)
     return min(laplace, gaussian, key=lambda one: one.variance)
 
@@ -162,8 +147,8 @@ def release(
 class SketchSize(NamedTuple):
     """A recommended size, and what to expect of it.
 
-    `signal_to_noise` is the squared distance of typically unlike clients over its standard error
-    by noise; `error` is the expected relative error of that square, few rows included.
+    `signal_to_noise` is the squared distance of typically unlike clients over its standard error by
+    noise; `error` is the expected relative error of that square.
     """
 
     rows: int
@@ -180,15 +165,14 @@ def sketch_size(
     dim: int | None = None,
     neighbors: Neighbors = "add-remove",
 ) -> SketchSize:
-    """Recommend rows and bits for clients of n records and a privacy budget.
+    """Recommend rows and bits for clients of n records of `dim` columns and a privacy budget.
 
     Noise grows with the rows (one record is in all of them) and is in every bucket; few rows
     estimate a distance roughly. The size minimizes the expected relative error of a squared
     distance, spread(bits)^2 / rows + (error by noise / (rows * signal(bits)))^2, with a signal
     fitted to images and Gaussian clusters, divided by Dirichlet(0.5): a bit is equal with
-    probability 0.68 in like classes and 0.48 in unlike ones, and about 9% of the mass differs. For
-    other hashes than `srp` it is a rough guide. `dim` is the number of columns: more hyperplanes
-    leave buckets that nothing can reach.
+    probability 0.68 in like classes and 0.48 in unlike ones, and about 9% of the mass differs. It
+    is a rough guide for other hashes than `srp`. More bits than columns make empty buckets.
     """
     if not n >= 2:
         raise ValueError(f"sketch_size: n={n} records are too few to be measured")
@@ -199,10 +183,7 @@ def sketch_size(
 
 
 def signal_to_noise(sketch: RaceSketch) -> float:
-    """Typical squared distance over its standard error by noise; infinite for an exact sketch.
-
-    Below 1, the noise exceeds the signal.
-    """
+    """Typical squared distance over its standard error by noise; infinite for an exact sketch."""
     if sketch.release is None:
         return math.inf
     bits = math.log2(sketch.buckets)

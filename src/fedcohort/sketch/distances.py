@@ -6,10 +6,10 @@ Write q for a client's counts / n. Kinds of distance between sketches a and b:
 - ``mmd``: the squared maximum mean discrepancy of the kernel "probability to meet in a row". It is
   unbiased, so it can be negative.
 
-Row r of q is an average of n one-hot vectors. It scatters around the true bucket probabilities p_r
-with E|q_r - p_r|^2 = (1 - |p_r|^2) / n, so small clients look far from everybody.
-(1 - |q_r|^2) / (n - 1) estimates that part without bias. Noise of variance s on every count adds
-rows * buckets * s / n^2. The sum of both is the client's *error variance* (`error_variance`).
+Row r of q, an average of n one-hot vectors, scatters around the true bucket probabilities p_r with
+E|q_r - p_r|^2 = (1 - |p_r|^2) / n, so small clients look far from everybody. This is estimated
+without bias by (1 - |q_r|^2) / (n - 1). Noise of variance s on every count adds
+rows * buckets * s / n^2. The sum of both is the client's *error variance*.
 
 Debiased, which is the default, a squared Frobenius distance loses the error variance of each side;
 its expectation is then rows times the squared MMD, and a distance is the root of that, or 0 where
@@ -66,7 +66,7 @@ class Stack:
         """Yield slices of rows and those rows of every client, normalized: (N, ..., buckets)."""
         step = max(1, CHUNK // (len(self) * self.buckets))
         for lo in range(0, self.rows, step):
-            rows = slice(lo, min(lo + step, self.rows))
+            rows = slice(lo, lo + step)
             if isinstance(self._tables, np.ndarray):
                 part = self._tables[:, rows].astype(float)
             else:
@@ -114,10 +114,7 @@ def distance(a: RaceSketch, b: RaceSketch, kind: Kind = "frobenius", debias: boo
 
 
 def distance_matrix(readings: Readings, kind: Kind = "frobenius", debias: bool = True) -> Floats:
-    """Distance between every two clients, (N, N), with a zero diagonal; see the module.
-
-    `debias` removes what is only sample size and noise.
-    """
+    """Distance between every two clients, (N, N); `debias` removes sample size and noise."""
     if kind not in get_args(Kind):
         raise ValueError(f"unknown kind {kind!r}; use frobenius or mmd")
     if kind == "mmd" and not debias:
@@ -138,24 +135,19 @@ def distance_matrix(readings: Readings, kind: Kind = "frobenius", debias: bool =
 def squares_to_global(readings: Readings) -> Floats:
     """Debiased squared MMD between every client and all data together, (N,)."""
     stack = Stack(readings)
-    sizes = np.nan_to_num(stack.n)
-    if not sizes.any():
+    if np.isnan(stack.n).all():
         raise ValueError("all sketches are empty")
-    weights = sizes / sizes.sum()
+    weights = np.nan_to_num(stack.n) / np.nansum(stack.n)
     return stack.debiased_squares_to(stack.mixture(weights), weights)
 
 
 def gram(readings: Readings) -> Floats:
-    """Mean over rows of the inner products of normalized sketches, (N, N).
+    """Mean over rows of the inner products of normalized sketches, (N, N), without bias.
 
-    The diagonal is debiased: (w - v)' G (w - v) estimates the squared MMD between the mixtures of
-    clients with weights w and v, without bias.
+    (w - v)' G (w - v) estimates the squared MMD between mixtures of weights w and v.
     """
     stack = Stack(readings)
-    out = _products(stack)
-    out[np.diag_indices_from(out)] -= stack.error_variance()
-    out /= stack.rows
-    return out
+    return np.asarray(_products(stack) - np.diag(stack.error_variance())) / stack.rows
 
 
 def _products(stack: Stack, around: Sequence[int] | NDArray[np.int64] = ()) -> Floats:

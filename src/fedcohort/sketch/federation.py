@@ -36,8 +36,7 @@ def largest_believed(sizes: NDArray[Any]) -> float:
 class GlobalSketch:
     """Sums over the newest sketch of every client seen so far, including clients that left.
 
-    A new client's sketch is added when it arrives, so a round costs only what is new. If a client
-    sends its sketch again, the sums are computed anew, so that each client counts once.
+    A round costs only what is new. If a client sends its sketch again, the sums are computed anew.
     """
 
     until: int = -1  # the last round whose sketches are included
@@ -72,10 +71,7 @@ class GlobalSketch:
         return new
 
     def _settle_cap(self, signals: Signals) -> bool:
-        """Set the cap again when twice as many clients were seen; say whether it matters.
-
-        A client that claims 2^30 records would otherwise be the center all by itself.
-        """
+        """Set the cap again when twice as many clients were seen; say whether it matters."""
         if len(self.seen) < max(MIN_SIZES, 2 * self.capped_at):
             return False
         n = signals.read("race_sketch", tuple(self.seen))[1]["n"]
@@ -92,20 +88,16 @@ class GlobalSketch:
         if not filled.any():
             return
         readings = readings if filled.all() else readings[filled]
-        (rows, buckets), n = readings["counts"].shape[1:], readings["n"]
-        q = readings["counts"].reshape(len(readings), -1) * (1 / n)[:, None]
-        if self.counts is None or self.shapes is None:
-            self.counts, self.shapes = np.zeros((rows, buckets)), np.zeros((rows, buckets))
+        n, large = readings["n"], readings["n"] > self.cap
+        q = readings["counts"] * (1 / n)[:, None, None]
         self.clients += len(n)
         self.n += float(np.minimum(n, self.cap).sum())
         # Whole numbers, and no BLAS: the sums are the same on any machine and with any NumPy.
-        self.shapes = self.shapes + q.sum(axis=0).reshape(rows, buckets)
-        large = n > self.cap
+        counts = readings["counts"].sum(axis=0, dtype=np.float64)
         if large.any():
-            counts = np.rint(self.cap * q[large]).sum(axis=0)
-            self.counts = self.counts + counts.reshape(rows, buckets)
-            readings = readings[~large]
-        self.counts = self.counts + readings["counts"].sum(axis=0, dtype=np.int64)
+            counts = counts + (np.rint(self.cap * q[large]) - readings["counts"][large]).sum(axis=0)
+        self.shapes = q.sum(axis=0) if self.shapes is None else self.shapes + q.sum(axis=0)
+        self.counts = counts if self.counts is None else self.counts + counts
 
     def center(self, kind: str) -> Array:
         """Return the sketch of all data together ("pooled"), or the mean of sketches ("mean")."""
@@ -118,9 +110,9 @@ def shrink(readings: NDArray[Any], center: Array) -> tuple[NDArray[np.float32], 
     """Shrink each sketch toward the center by the share of it that is sampling error and noise.
 
     With v_i the error variance of sketch i and t the variance between clients, sketch i keeps
-    s_i = t / (t + v_i) of its difference from the center, and t (1 - s_i) remains unknown: the
-    posterior means and variances of empirical Bayes. Also returns whether clients differ: t is two
-    standard errors above 0. All clients must have data.
+    s_i = t / (t + v_i) of its difference from the center, and t (1 - s_i) remains unknown (the
+    posterior of empirical Bayes). Returns the differences, what is unknown, and whether clients
+    differ: t is two standard errors above 0. All clients must have data.
     """
     q, error, distances = _center_readings(readings, center)
     spread, doubt = variance_between(distances, error)
@@ -174,7 +166,7 @@ def variance_between(squares: Array, errors: Array) -> tuple[float, float]:
     """Estimate the variance between clients, above 0, and the standard error of the estimate.
 
     The mean of (squared distance to the center) - error, where clients count by their precision,
-    1 / (variance + error)^2. That needs the result itself, so it is iterated.
+    1 / (variance + error)^2, is found by iteration.
     """
     floor, beyond = 1e-6 * float(errors.mean()) + 1e-12, squares - errors
     spread, precision = max(float(beyond.mean()), floor), np.ones(len(errors))
@@ -196,11 +188,10 @@ def blocks(readings: NDArray[Any]) -> Iterator[slice]:
 class UniformLabels:
     """The federation's data as they would look with as many records of each label.
 
-    `empty` is made as the clients' sketches: sign projections of unit vectors with labels. Query
-    one with a label alone: a record of this label meets the query in a row with probability a, one
-    of another with b = 2^-bits; both follow from the angles. So the density at the query is
-    b + (a - b) p(label). A regression of the sketches on these shares gives a sketch per label;
-    their mean is the target.
+    `empty` is made as the clients' sketches: sign projections of unit vectors with labels. A label
+    alone, as a query, meets a record of this label in a row with probability a, and one of another
+    with b = 2^-bits, by their angles; so the density at the query is b + (a - b) p(label). A
+    regression of the sketches on these shares gives a sketch per label; their mean is the target.
     """
 
     def __init__(self, empty: RaceSketch) -> None:

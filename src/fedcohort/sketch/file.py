@@ -11,9 +11,8 @@
               16 per column where the sketch holds single columns
     32 bytes  BLAKE2b of all that comes before
 
-A reader trusts nothing: sizes are checked against each other before anything is allocated, the
-stream is unpacked no further than the header's size, and nothing in a file is ever executed. The
-checksum finds accidents; it is not a signature.
+A reader trusts nothing: sizes are checked against each other before anything is allocated, and the
+stream is unpacked no further than the header's size. The checksum is not a signature.
 """
 
 from __future__ import annotations

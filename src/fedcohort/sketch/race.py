@@ -1,9 +1,9 @@
 """The one-pass distribution sketch: a small, mergeable summary of a client's data.
 
 A repeated array of count estimators (RACE): row r counts how many samples each bucket of hash
-function r received. Normalized by the number of samples, the rows are histograms of the data
-under random partitions, and their distances tell how the distributions differ. The sum of the
-sketches of all clients is the sketch of all their data together.
+function r received. Divided by the number of samples, the rows are histograms of the data under
+random partitions, and their distances tell how the distributions differ. The sum of the sketches of
+all clients is the sketch of all their data together.
 
 References
 ----------
@@ -16,7 +16,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from typing import Any, Self
 
@@ -28,15 +28,13 @@ from fedcohort.privacy.noise import Neighbors
 from fedcohort.privacy.release import Release, Size, release
 from fedcohort.signals.forms import sketch_reading
 from fedcohort.sketch import file
-from fedcohort.sketch.distances import Floats, distance, distance_matrix
+from fedcohort.sketch.distances import Floats
 from fedcohort.sketch.hashing import SRP, HashFamily, MinHash, PStable, family_from, tally
 from fedcohort.sketch.transforms import Tokenizer, Transform, difference, transform_from
 from fedcohort.storage import write_atomically
 
 BINS = 16  # of the histogram of a single column
 PUBLIC_ORIGIN = ("spec", "merged")  # of a sketch's origin, what was not computed from its data
-
-__all__ = ["ColumnCounts", "RaceSketch", "distance", "distance_matrix", "empty_sketch", "pooled"]
 
 
 @dataclass(eq=False)
@@ -60,7 +58,7 @@ class _Counts:
         self.n = float(self.counts.sum()) / len(self.counts) if hidden else exact.n
 
     def _stated(self) -> dict[str, Any]:
-        return {"n": self.n, "release": self.release and self.release.spec()}
+        return {"n": self.n, "release": self.release and asdict(self.release)}
 
 
 class ColumnCounts(_Counts):
@@ -81,14 +79,14 @@ class ColumnCounts(_Counts):
 class RaceSketch(_Counts):
     """A distribution sketch; make one with `srp`, `minhash` or `pstable`.
 
-    `family` and `transform`, the hash functions and what happens to the data first, make sketches
-    alike or unlike. `counts` (rows, buckets) and `n` are noisy in a private sketch, as `release`
-    says; there n may be an estimate. Of a table, `columns` states each column (see
-    `files.columns`), and `marginals` counts each by itself. `origin` says how the sketch came
-    about: the digest of a spec, how many sketches were merged.
+    `family`, the hash functions, and `transform`, what happens to the data first, make sketches
+    alike or unlike. `counts` (rows, buckets) and perhaps `n` are noisy in a private sketch, as
+    `release` says. Of a table, `columns` states each column (see `files.columns`), and `marginals`
+    counts each by itself. `origin` holds the digest of a spec, or how many sketches were merged.
 
     Examples
     --------
+    >>> from fedcohort.sketch.distances import distance
     >>> a = RaceSketch.srp(dim=2, rows=100, bits=4, seed=0)
     >>> b = a.empty_like()
     >>> a.add([[1.0, 0.1], [2.0, 0.1]])
@@ -177,10 +175,14 @@ class RaceSketch(_Counts):
 
     @property
     def _releases(self) -> dict[str, Release]:
-        parts = {"the joint counts": self.release}
-        if self.marginals is not None:
-            parts[f"{len(self.columns)} single columns"] = self.marginals.release
-        return {what: release for what, release in parts.items() if release is not None}
+        names = "the joint counts", f"{len(self.columns)} single columns"
+        parts = zip(names, self._tables, strict=False)
+        return {name: table.release for name, table in parts if table.release is not None}
+
+    @property
+    def _tables(self) -> list[_Counts]:
+        """The joint counts, and those of single columns if there are any."""
+        return [self] if self.marginals is None else [self, self.marginals]
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -192,7 +194,7 @@ class RaceSketch(_Counts):
         if not isinstance(other, RaceSketch):
             return NotImplemented
         mine, theirs = (s.header() | {"origin": {}} for s in (self, other))
-        return mine == theirs and np.array_equal(self._flat_counts(), other._flat_counts())
+        return mine == theirs and np.array_equal(self._flat_counts, other._flat_counts)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -239,11 +241,10 @@ class RaceSketch(_Counts):
         if len(exact) == 1 and exact[0]:
             raise IncompatibleSketches("a private and an exact one: their sum would protect nobody")
         out = self.empty_like()
-        out._sum(self, other)
-        if out.marginals is not None and self.marginals is not None and other.marginals is not None:
-            out.marginals._sum(self.marginals, other.marginals)
-        else:
+        if other.marginals is None:
             out.marginals = None
+        for total, a, b in zip(out._tables, self._tables, other._tables, strict=False):
+            total._sum(a, b)
         return out
 
     def normalized(self) -> Floats:
@@ -272,15 +273,13 @@ class RaceSketch(_Counts):
         """
         if self.release is not None:
             raise ValueError("already private: privatize the exact sketch, once")
+        if self.marginals is not None and not 0 < explain < 1:
+            raise ValueError(f"explain={explain} must be a share between 0 and 1")
         out = self.empty_like()
         out.origin = {k: v for k, v in self.origin.items() if k in PUBLIC_ORIGIN}
-        if out.marginals is not None and self.marginals is not None:
-            if not 0 < explain < 1:
-                raise ValueError(f"explain={explain} must be a share between 0 and 1")
-            part = epsilon * explain, delta * explain
-            out.marginals._take_noisy(self.marginals, *part, neighbors, n, rng)
-            epsilon, delta = epsilon - part[0], delta - part[1]
-        out._take_noisy(self, epsilon, delta, neighbors, n, rng)
+        shares = [1.0] if self.marginals is None else [explain, 1 - explain]
+        for noisy, exact, share in zip(out._tables[::-1], self._tables[::-1], shares, strict=True):
+            noisy._take_noisy(exact, epsilon * share, delta * share, neighbors, n, rng)
         return out
 
     def claim(self) -> str:
@@ -301,11 +300,11 @@ class RaceSketch(_Counts):
 
     def to_bytes(self) -> bytes:
         """Return the sketch as a file's content; see `sketch.file`."""
-        return file.pack(self.header(), self._flat_counts())
+        return file.pack(self.header(), self._flat_counts)
 
+    @property
     def _flat_counts(self) -> NDArray[np.int64]:
-        single = [] if self.marginals is None else [self.marginals.counts.ravel()]
-        return np.concatenate([self.counts.ravel(), *single])
+        return np.concatenate([table.counts.ravel() for table in self._tables])
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -344,7 +343,6 @@ class RaceSketch(_Counts):
 
 
 def _width(transform: Transform | None, dim: int) -> int:
-    """Columns that are hashed: the data's and the labels'."""
     if transform is None:
         return dim
     if not isinstance(transform, Transform):
@@ -354,7 +352,7 @@ def _width(transform: Transform | None, dim: int) -> int:
 
 def _release(stated: Mapping[str, Any]) -> Release | None:
     content = stated.get("release")
-    return None if content is None else Release.from_spec(content)
+    return None if content is None else Release(**content)
 
 
 def _columns(header: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -380,9 +378,9 @@ def empty_sketch(
 ) -> RaceSketch:
     """Return an empty sketch for samples like `x`, made as the options of ``race_sketch`` say.
 
-    They are rows, bits, seed, label_weight, center and hash. "auto" hashes tokens by MinHash, which
-    uses neither labels nor a center, and vectors by sign projections of unit length. It refuses
-    rows of whole numbers that are not known to be `tokens`.
+    They are rows, bits, seed, label_weight, center and hash. "auto" hashes `tokens` by MinHash,
+    which uses neither labels nor a center, and vectors by sign projections of unit length. It
+    refuses rows of whole numbers that are not known to be tokens.
     """
     rows, bits, seed = int(options["rows"]), int(options["bits"]), int(options.get("seed", 0))
     kind = options.get("hash", "auto")
@@ -400,13 +398,9 @@ def empty_sketch(
         raise ConfigError("a centered sketch needs the public center, and only that one")
     if weight and classes < 2:
         raise ConfigError(f"label_weight={weight}: state the number of labels (classes=...)")
-    transform = Transform(
-        center=0.0 if center is None else center,
-        unit=True,
-        classes=classes if weight else 0,
-        label_weight=weight,
-    )
-    return RaceSketch.srp(int(np.prod(x.shape[1:])), rows, bits, seed, transform=transform)
+    classes, center = classes if weight else 0, 0.0 if center is None else center
+    transform = Transform(center=center, unit=True, classes=classes, label_weight=weight)
+    return RaceSketch.srp(int(np.prod(x.shape[1:])), rows, bits, seed, transform)
 
 
 def token_sets(x: NDArray[Any], check: bool = True) -> list[NDArray[Any]]:

@@ -5,9 +5,9 @@ sources move it:
 
 - Noise, exactly: see `privacy.noise.noise_variance`. If n was estimated from noisy counts with
   relative variance v, that side adds 4 v (q . u)^2.
-- Sampling, as an upper bound. One row contributes 4 u'Cu + 2 tr(C^2), with C the covariance of
-  the row's gap. All rows hash the same samples, and a sketch does not show how they move together;
-  the standard error of their sum is at most sqrt(rows * the sum of their variances).
+- Sampling, as an upper bound. One row contributes 4 u'Cu + 2 tr(C^2), with C the covariance of its
+  gap. All rows hash the same samples, and a sketch does not show how they move together; the
+  standard error of their sum is at most sqrt(rows * the sum of their variances).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,7 +29,6 @@ from fedcohort.sketch.distances import Floats, Kind, Readings, Stack, distance
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
 
-BLOCK = 1 << 16  # counts compared at a time, so that they stay in a processor's cache
 MAX_ERROR = 0.5  # standard error of a squared distance, which is between 0 and 2
 SPLITS = 16  # thinnings that are averaged
 MIN_COUNT = 5  # records of a cell from which on its difference is taken as normal
@@ -67,82 +67,59 @@ def distance_with_error(
     error larger: the delta method far from zero, and finite at zero.
     """
     square = distance(a, b, "mmd") * a.rows
-    error = float(squared_errors(a, [b])[0])
+    error = squared_error(a, b)
     if kind == "mmd":
         return square / a.rows, error / a.rows
     value = math.sqrt(max(square, 0.0))
     return value, math.sqrt(max(square, 0.0) + error) - value
 
 
-def squared_errors(a: RaceSketch, others: Sequence[RaceSketch]) -> Floats:
-    """Return the standard error of the debiased squared Frobenius distance to each other sketch."""
-    step = max(1, BLOCK // a.counts.size)
-    blocks = [others[lo : lo + step] for lo in range(0, len(others), step)]
-    errors = [np.sqrt(sum(variances(a, block))) for block in blocks]
-    return np.concatenate(errors) if errors else np.empty(0)
+def squared_error(a: RaceSketch, b: RaceSketch) -> float:
+    """Return the standard error of the debiased squared Frobenius distance."""
+    return math.sqrt(sum(variances(a, b)))
 
 
-def variances(a: RaceSketch, others: Sequence[RaceSketch]) -> tuple[Floats, Floats]:
-    """Return the variance of each debiased squared distance, over noise and over sampling."""
-    sides = _Side([a]), _Side(others)
-    gap = sides[0].q - sides[1].q
-    noise = sum(side.noise / side.n**2 for side in sides)
+def variances(a: RaceSketch, b: RaceSketch) -> tuple[float, float]:
+    """Return the variance of the debiased squared distance, over noise and over sampling."""
+    sides, gap = (a, b), a.normalized() - b.normalized()
+    noise = sum(s.noise / s.n**2 for s in sides)
     return _over_noise(sides, gap, noise), _over_sampling(sides, gap, noise)
-
-
-class _Side:
-    """The sketches on one side of distances, stacked: N or 1 of them."""
-
-    def __init__(self, sketches: Sequence[RaceSketch]) -> None:
-        self.q = np.array([s.normalized() for s in sketches])  # (N, rows, buckets)
-        self.n = np.array([s.n for s in sketches], float)
-        self.noise, self.fourth = noise_moments(sketches)
-        releases = [s.release for s in sketches]
-        self.estimated = np.array([r is not None and r.n == "private" for r in releases])
 
 
 def noise_moments(sketches: Sequence[Any]) -> tuple[Floats, Floats]:
     """Variance and fourth cumulant of the noise on a count, by sketch."""
-    releases = [s.release for s in sketches]
-    pairs = [(0.0, 0.0) if r is None else (r.variance, r.fourth) for r in releases]
-    return tuple(np.array(pairs, float).T)
+    moments = [(s.release.variance, s.release.fourth) if s.release else (0, 0) for s in sketches]
+    return tuple(np.array(moments, float).T)
 
 
-def _over_noise(sides: tuple[_Side, _Side], gap: Floats, noise: Floats) -> Floats:
-    rows, buckets = gap.shape[1:]
-    fourth = sum(side.fourth / side.n**4 for side in sides)
-    clean = np.maximum(_total(gap**2) - rows * buckets * noise, 0.0)
-    total = noise_variance(clean, rows * buckets, noise, fourth)
-    for side in sides:
-        if side.estimated.any():
-            relative = side.estimated * side.noise * buckets / rows / side.n**2
-            total = total + 4 * relative * _total(side.q * gap) ** 2
-    return np.asarray(total)
+def _over_noise(sides: Sequence[RaceSketch], gap: Floats, noise: float) -> float:
+    fourth = sum(s.release.fourth / s.n**4 for s in sides if s.release is not None)
+    clean = max(float((gap**2).sum()) - gap.size * noise, 0.0)
+    total = float(noise_variance(clean, gap.size, noise, fourth))
+    for s in sides:
+        if s.release is not None and s.release.n == "private":
+            relative = s.noise * s.buckets / s.rows / s.n**2
+            total += 4 * relative * float((s.normalized() * gap).sum()) ** 2
+    return total
 
 
-def _over_sampling(sides: tuple[_Side, _Side], gap: Floats, noise: Floats) -> Floats:
-    pairs = [(side.q, 1 / side.n) for side in sides]
-    diagonal = sum(w[:, None, None] * q for q, w in pairs)  # C = diag(diagonal) - sum of w q q'
-    part = np.maximum(diagonal - sum(w[:, None, None] * q**2 for q, w in pairs), 0)
+def _over_sampling(sides: Sequence[RaceSketch], gap: Floats, noise: float) -> float:
+    pairs = [(s.normalized(), 1 / s.n) for s in sides]
+    diagonal = np.asarray(sum(w * q for q, w in pairs))  # C = diag(diagonal) - sum of w q q'
+    part = np.maximum(diagonal - sum(w * q**2 for q, w in pairs), 0)
     # gap holds noise and sampling error itself: take their part out of its squares
-    along = _total(diagonal * (gap**2 - noise[:, None, None] - part))
-    squared = _total(diagonal**2)
+    along = (diagonal * (gap**2 - noise - part)).sum()
+    squared = (diagonal**2).sum()
     for q, w in pairs:
-        along = along - w * (_dot(q, gap) ** 2 - noise[:, None] * _dot(q, q)).sum(axis=1)
-        squared = squared - 2 * w * _total(diagonal * q**2)
-        for r, v in pairs:
-            squared = squared + w * v * (_dot(q, r) ** 2).sum(axis=1)
-    return np.asarray(gap.shape[1] * (4 * np.maximum(along, 0) + 2 * np.maximum(squared, 0)))
+        along -= w * (_dot(q, gap) ** 2 - noise * _dot(q, q)).sum()
+        squared -= 2 * w * (diagonal * q**2).sum()
+        squared += sum(w * v * (_dot(q, r) ** 2).sum() for r, v in pairs)
+    return float(len(gap) * (4 * max(along, 0) + 2 * max(squared, 0)))
 
 
 def _dot(q: Floats, r: Floats) -> Floats:
-    """Inner product of each row, (N, rows)."""
-    return np.asarray((q * r).sum(axis=2))
-
-
-def _total(values: Any) -> Floats:
-    """Sum over the cells of each sketch, (N,)."""
-    return np.asarray(values.reshape(len(values), -1).sum(axis=1))
+    """Inner product of each row."""
+    return np.asarray((q * r).sum(axis=1))
 
 
 def errors_to_global(sketches: Sequence[RaceSketch]) -> Floats:
@@ -162,19 +139,17 @@ def errors_to_global(sketches: Sequence[RaceSketch]) -> Floats:
             left = [max(float(m.sum() - m[i]), 0.0) for m in (noise, fourth)]
             rest.release = replace(some, variance=left[0], fourth=left[1])
         usual = 2 * trace * (s.rows * (1 / s.n + 1 / rest.n)) ** 2
-        by_noise, by_sampling = variances(s, [rest])
-        squared = by_noise[0] + max(by_sampling[0], usual)
-        errors[i] = (1 - s.n / n) ** 2 * np.sqrt(squared) / s.rows
+        by_noise, by_sampling = variances(s, rest)
+        errors[i] = (1 - s.n / n) ** 2 * math.sqrt(by_noise + max(by_sampling, usual)) / s.rows
     return errors
 
 
 def pair_errors(sketches: Sequence[RaceSketch]) -> Floats:
     """Return the standard error of every squared distance if there were no difference, (N, N).
 
-    Sampling: with the bucket probabilities p of all data together, a row of the gap between two
-    clients has covariance (1 / n_i + 1 / n_j) (diag(p) - pp'), and its square's standard error is
-    sqrt(2 trace) of the square of that; the mean over rows scatters at most as much. The noise of
-    each cell adds to it.
+    With the bucket probabilities p of all data together, a row of the gap between two clients has
+    covariance C = (1 / n_i + 1 / n_j) (diag(p) - pp'), and its square the standard error
+    sqrt(2 tr(C^2)); the mean over rows scatters at most as much. The noise of each cell adds to it.
     """
     n = np.array([s.n for s in sketches], float)
     rows, buckets = sketches[0].counts.shape
@@ -189,10 +164,9 @@ def pair_errors(sketches: Sequence[RaceSketch]) -> Floats:
 def possible_luck(counts: NDArray[Any], candidates: int) -> tuple[float, float]:
     """How far below its truth the luckiest debiased square of many can be, with probability 95%.
 
-    With the (a, b) that is returned, it is a / n + b * noise / n**2 for a client of n records and
-    the given noise of a count: a normal quantile times the standard error that the client's own
-    records and noise would add if it were a twin. Rows count as independent, and the noise as
-    Laplace's. `counts` (clients, rows, buckets) of some clients show how the data scatter.
+    Returns (a, b): it is a / n + b * noise / n**2 for a client of n records, a normal quantile
+    times the standard error that its own records and noise would add if it were a twin. Rows count
+    as independent, noise as Laplace's. `counts` (clients, rows, buckets) show how data scatter.
     """
     rows, buckets = counts.shape[1:]
     quantile = float(ndtri(0.95 ** (1 / max(candidates, 1))))
@@ -212,9 +186,9 @@ def cap_by_observed(squares: Floats, errors: Floats) -> Floats:
     """Return the errors of exact sketches, no larger than the federation itself shows.
 
     `pair_errors` lets rows move together fully, which overstates the scatter for most data. Squared
-    distances are below zero by chance alone: twice their root mean square (in units of `errors`) is
+    distances are below zero by chance alone: twice their root mean square, in units of `errors`, is
     at least one standard deviation of chance, be it symmetric or as skewed as a squared Gaussian.
-    With fewer than ten such pairs, the errors stay as they are.
+    Fewer than ten such pairs change nothing.
     """
     pairs = np.triu_indices(len(squares), 1)
     below = squares[pairs] < 0
@@ -243,9 +217,7 @@ class Variation(NamedTuple):
     high: float
 
 
-def total_variation(
-    a: RaceSketch, b: RaceSketch, rng: np.random.Generator | None = None
-) -> Variation:
+def total_variation(a: RaceSketch, b: RaceSketch) -> Variation:
     """Estimate the total variation between what two sketches were drawn from.
 
     Half the summed absolute differences d of a row's cells is that of the *data sets*, and too
@@ -253,16 +225,16 @@ def total_variation(
     and standard deviation of d, T = sum |m| / 2, averaged over rows, is wanted, which never exceeds
     the true total variation. Two estimates enclose it, and the value lies in their middle:
 
-    - Low: half of the records say which side has more in a cell, the other half by how much. Its
-      expectation is at most |m|. Exact counts are split by thinning; for noisy counts, the average
-      over all splits is that of a normal d.
+    - Low: half of the records say which side has more in a cell, the other half by how much, which
+      is at most |m| in expectation. Exact counts are split by thinning, always alike; for noisy
+      counts, the average over all splits is that of a normal d.
     - High: for normal d, E|d| = s h(m / s) with a convex h. By Jensen's inequality, the expected
       sum of |d| is at least S h(2 T / S), S being the sum of s, which is solved for T. In cells of
       fewer than five records d is not normal, and |d| counts in full.
 
     One record changes the average of |d| by at most 2 / n, so the variance of T is at most
     (1 / n_a + 1 / n_b) / 4 (Efron-Stein), plus that of the noise. The interval reaches 1.96
-    standard deviations beyond both estimates. `rng` splits the records; by default always alike.
+    standard deviations beyond both estimates.
 
     Examples
     --------
@@ -286,7 +258,7 @@ def total_variation(
         low = _split_normal(d, s)
     else:
         normal = a.counts + b.counts >= MIN_COUNT
-        low = _split_counts(a, b, rng or stream(0, "total variation"))
+        low = _split_counts(a, b)
     high = _unfold(np.abs(d), s, normal)
     error = math.sqrt((1 / a.n + 1 / b.n) / 4 + cells * noise / (4 * a.rows**2))
     ends = low - STEEPEST * WIDTH * error, _unfold(np.abs(d), s, normal, 2 * WIDTH * error)
@@ -296,11 +268,9 @@ def total_variation(
 
 def total_variations(sketches: Sequence[RaceSketch]) -> list[list[Variation]]:
     """Return the estimate for every two sketches; nothing differs from itself."""
-    same = Variation(0.0, 0.0, 0.0)
-    out = [[same] * len(sketches) for _ in sketches]
-    for j, b in enumerate(sketches):
-        for i, a in enumerate(sketches[:j]):
-            out[i][j] = out[j][i] = total_variation(a, b)
+    out = [[Variation(0.0, 0.0, 0.0)] * len(sketches) for _ in sketches]
+    for (i, a), (j, b) in combinations(enumerate(sketches), 2):
+        out[i][j] = out[j][i] = total_variation(a, b)
     return out
 
 
@@ -312,8 +282,8 @@ def _split_normal(d: Floats, s: Floats) -> float:
     return float(sizes.sum()) / 2 / len(d)
 
 
-def _split_counts(a: RaceSketch, b: RaceSketch, rng: np.random.Generator) -> float:
-    total = 0.0
+def _split_counts(a: RaceSketch, b: RaceSketch) -> float:
+    total, rng = 0.0, stream(0, "total variation")
     for _ in range(SPLITS):
         halves = [rng.binomial(s.counts, 0.5) for s in (a, b)]
         first = halves[0] / a.n - halves[1] / b.n
