@@ -8,7 +8,7 @@ else branches on the names of signals. `register_signal` adds one of your own.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
@@ -36,8 +36,8 @@ HistogramEpsilon = Literal[0] | Annotated[float, Range(0.001)]  # 0 is exact; le
 class Clients:
     """Some clients as an engine shows them to a signal: results are rows, one per client.
 
-    The simulator answers for many clients at once, a Flower client for itself, and Flower's server
-    for the updates that arrived. Each overrides what it can do.
+    The simulator answers for many clients at once, a Flower client for itself, Flower's server for
+    the updates that arrived. Each overrides what it can do.
     """
 
     ids: Sequence[ClientId]
@@ -125,14 +125,18 @@ class Signal:
         When it is usually collected, which a policy's `Needs` decides: once per client, before the
         selection, or with the update.
     work : {"server", "data", "forward", "train"}
-        What producing it costs. ``server``: computed from updates that arrive anyway, no bytes.
-        ``data``: one pass over the client's data. ``forward`` and ``train`` need a model.
+        What it costs: nothing, as it is computed from updates that arrive anyway; one pass over the
+        client's data; a pass through a model; or training one.
     model : {"none", "initial", "current"}
         The model that computing it takes; a client downloads it first. Profiles are taken under
         the initial model, so that a newcomer's is comparable.
     reveals : {"nothing", "size", "sketch", "records"}
         What a reading tells beyond an update: nothing, the number of records, a sketch that can be
         private, or more, which a client that keeps a privacy budget does not release.
+    remedy : str
+        What a Flower user can do where clients do not answer.
+    simulated : mapping of str to str
+        Options that only simulations know, with what a Flower user can do instead.
     """
 
     name: str
@@ -140,11 +144,10 @@ class Signal:
     work: Work
     form: Callable[[Options], Form]
     compute: Compute
-    model: Which = "none"
-    reveals: Reveals = "records"
-    remedy: str = ""  # what a Flower user can do where clients do not answer
-    simulated: Mapping[str, str] = field(default_factory=dict)  # options that only simulations
-    # know, each with what a Flower user can do instead
+    model: Which
+    reveals: Reveals
+    remedy: str
+    simulated: Mapping[str, str]
 
     def needs_model(self, options: Options) -> bool:
         """Whether the client must hold a model to answer a question with these options."""
@@ -162,7 +165,6 @@ class Signal:
 
 SIGNALS: dict[str, Signal] = {}
 
-
 _DATA = "attach(app, data=...) on the clients"
 _MODEL = "attach(app, data=..., model=...) on the clients, after @app.train()"
 _REMEDIES = {"server": "another policy", "data": _DATA, "forward": _MODEL, "train": _MODEL}
@@ -179,7 +181,7 @@ def register_signal(
     remedy: str = "",
     simulated: Mapping[str, str] | None = None,
 ) -> Callable[[Compute], Compute]:
-    """Decorate a function that computes a signal, and enter the signal into `SIGNALS`.
+    """Decorate a function that computes a signal, and enter it into `SIGNALS`; see `Signal`.
 
     What clients compute reveals "records" unless stated otherwise. In a Flower federation, register
     it in a module that the server and the clients import.
@@ -224,7 +226,7 @@ class Needs:
             lookup("signal", name, SIGNALS)
 
 
-LOSS = Numbers()
+AMOUNT = Numbers(low=0)
 COUNT = Numbers(dtype="i8", low=0, high=MAX_COUNT)
 COUNTS = Numbers((None,), low=-MAX_COUNT, high=MAX_COUNT)
 
@@ -256,13 +258,10 @@ def _race_sketch(clients: Clients, options: Options) -> Sequence[NDArray[Any]]:
     return clients.sketches(options)
 
 
-@register_signal(
-    "insight",
-    when="profile",
-    work="data",
-    form=Numbers((None,)),
-    remedy="attach(app, data=..., insight=...) on the clients",
-)
+_INSIGHT = "attach(app, data=..., insight=...) on the clients"
+
+
+@register_signal("insight", when="profile", work="data", form=Numbers((None,)), remedy=_INSIGHT)
 def _insight(clients: Clients, options: Options) -> Sequence[ArrayLike]:
     """A vector of the user's own that describes the client's data."""
     return clients.insights()
@@ -303,13 +302,13 @@ def _feature_profile(clients: Clients, options: Options) -> NDArray[Any]:
 _LOSS = f"{_MODEL}; without torch, attach(loss=...)"
 
 
-@register_signal("loss", when="query", work="forward", form=LOSS, remedy=_LOSS)
+@register_signal("loss", when="query", work="forward", form=Numbers(), remedy=_LOSS)
 def _loss(clients: Clients, options: Options) -> NDArray[np.float64]:
     """Mean loss of the current model over all local data."""
     return clients.losses()
 
 
-@register_signal("loss_rms", when="reply", work="forward", form=LOSS, remedy=_LOSS)
+@register_signal("loss_rms", when="reply", work="forward", form=Numbers(), remedy=_LOSS)
 def _loss_rms(clients: Clients, options: Options) -> NDArray[np.float64]:
     """Root mean square of the per-example losses over all local data."""
     return np.sqrt(clients.losses(power=2))
@@ -330,7 +329,7 @@ def _gradient_sketch(clients: Clients, options: Options) -> NDArray[Any]:
     return clients.gradients().sketched(options)
 
 
-@register_signal("gradient_spread", when="reply", work="train", form=Numbers(low=0))
+@register_signal("gradient_spread", when="reply", work="train", form=AMOUNT)
 def _gradient_spread(clients: Clients, options: Options) -> NDArray[np.float64]:
     """Spread of the gradients of local batches around their mean."""
     return clients.gradient_spreads()
@@ -342,19 +341,17 @@ def update_distance(updates: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(np.linalg.norm(exact - exact.mean(axis=0), axis=1))
 
 
-@register_signal("duration", when="reply", work="server", form=Numbers(low=0), model="none")
+@register_signal("duration", when="reply", work="server", form=AMOUNT, model="none")
 def _duration(clients: Clients, options: Options) -> NDArray[np.float64]:
     """Seconds from sending the model to receiving the update."""
     return clients.durations()
 
 
+_BOTH = "attach(app, data=..., model=...) on the clients"
+
+
 @register_signal(
-    "expected_duration",
-    when="profile",
-    work="data",
-    form=Numbers(low=0),
-    reveals="size",
-    remedy="attach(app, data=..., model=...) on the clients",
+    "expected_duration", when="profile", work="data", form=AMOUNT, reveals="size", remedy=_BOTH
 )
 def _expected_duration(clients: Clients, options: Options) -> NDArray[np.float64]:
     """Seconds that the client expects a round of training to take, before its first one."""
@@ -374,7 +371,7 @@ def _bias_update(clients: Clients, options: Options) -> NDArray[Any]:
 
 
 @register_signal(
-    "update_distance", when="reply", work="server", form=Numbers(low=0),
+    "update_distance", when="reply", work="server", form=AMOUNT,
     simulated={"insight_step": "use reward='gradient-sketch'"},
 )  # fmt: skip
 def _update_distance(clients: Clients, options: Options) -> NDArray[np.float64]:

@@ -1,14 +1,13 @@
 """The form of a reading: dtype, shape and range, checked before any policy sees the reading.
 
-What arrives from a client is turned into one declared dtype here, so that readings can be stacked
-and arithmetic on them cannot overflow: no number exceeds `MAX_NUMBER`, whose square times a million
+What arrives from a client is turned into one declared dtype, so that readings can be stacked and
+arithmetic on them cannot overflow: no number exceeds `MAX_NUMBER`, whose square times a million
 still fits float32.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,29 +23,8 @@ MAX_COUNT = 2**40  # examples of a client, and counts of a sketch
 EXAMPLE_LENGTH = 64  # of made-up vectors whose length only the clients' models or users know
 
 
-class Form(ABC):
-    """What a reading must look like."""
-
-    @property
-    @abstractmethod
-    def max_bytes(self) -> int | None:
-        """The largest size of a reading in bytes; None where only clients know it."""
-
-    @abstractmethod
-    def fits(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
-        """Whether readings of this dtype and shape can have the form."""
-
-    @abstractmethod
-    def checked_together(self, readings: Array) -> tuple[Mask, Array]:
-        """Return which of the stacked readings have the form, and those in the declared dtype."""
-
-    @abstractmethod
-    def example(self, rng: Generator) -> Array:
-        """Make up a plausible reading."""
-
-
 @dataclass(frozen=True)
-class Numbers(Form):
+class Numbers:
     """A number, or an array of numbers, within a range.
 
     Examples
@@ -63,7 +41,7 @@ class Numbers(Form):
 
     @property
     def max_bytes(self) -> int | None:
-        """Eight bytes per number: clients may send any width."""
+        """The largest reading, of eight bytes per number; None where only clients know it."""
         if None in self.shape:
             return None
         return 8 * math.prod(n for n in self.shape if n is not None)
@@ -75,7 +53,7 @@ class Numbers(Form):
         return all(want in (None, have) for have, want in zip(shape, self.shape, strict=True))
 
     def checked_together(self, readings: Array) -> tuple[Mask, Array]:
-        """Return which readings are finite, in the range, and whole where they must be."""
+        """Return which are finite, in the range and whole if need be, and those in the dtype."""
         with np.errstate(over="ignore", invalid="ignore"):  # a range may be wider than the dtype
             stored = readings.astype(self.dtype)
             sound = (readings >= self.low) & (readings <= self.high) & np.isfinite(stored)
@@ -105,7 +83,7 @@ def sketch_dtype(rows: int, buckets: int, kind: str) -> np.dtype[np.void]:
 
 
 @dataclass(frozen=True)
-class Sketch(Form):
+class Sketch:
     """A distribution sketch: number of examples, noise variance of a count, rows of counts.
 
     Without noise every row of counts sums to n. A size that is None fits any.
@@ -116,7 +94,7 @@ class Sketch(Form):
 
     @property
     def max_bytes(self) -> int | None:
-        """Counts of eight bytes, and the two other numbers."""
+        """The largest reading, with counts of eight bytes; None where only clients know it."""
         if self.rows is None or self.buckets is None:
             return None
         return 16 + 8 * self.rows * self.buckets
@@ -152,6 +130,9 @@ class Sketch(Form):
         rows, buckets = self.rows or 4, self.buckets or 8
         n = int(rng.integers(5, 50))
         return sketch_reading(n, 0.0, rng.multinomial(n, rng.dirichlet(np.ones(buckets)), rows))
+
+
+Form = Numbers | Sketch  # what a reading must look like
 
 
 def sketch_reading(n: float, noise: float, counts: Array) -> Array:

@@ -1,8 +1,8 @@
 """Seeded random projections of a flattened model, without a stored matrix.
 
-Entry (row, column) of the projection is a hash of the seed and its place (SplitMix64 used as a
-counter-based generator), so that clients and server agree on the matrix by a seed alone, on every
-machine, and nobody holds the 212 MB that 100 x 555,178 numbers take.
+An entry is a hash of the seed and its place (SplitMix64 used as a counter-based generator), so that
+clients and server agree on the matrix by a seed alone, and nobody holds the 212 MB that
+100 x 555,178 numbers take.
 
 References
 ----------
@@ -33,8 +33,7 @@ class Projection:
     """A random k x dim matrix P, known by its seed.
 
     "uniform" has entries from (-1, 1), the paper's, so E ||P v||^2 = k/3 ||v||^2; "sparse" one
-    entry of +1 or -1 per column (CountSketch), E ||P v||^2 = ||v||^2, at a cost that does not
-    depend on k.
+    entry of +1 or -1 per column (CountSketch), E ||P v||^2 = ||v||^2, at a cost without k.
 
     Examples
     --------

@@ -29,10 +29,10 @@ _TOGETHER = 1 << 22  # bytes of readings that are checked at a time
 class Signals:
     """The server's memory of what clients told it.
 
-    A reading is a NumPy scalar or array, possibly structured. Readings that do not have the form
-    that their signal declares are dropped and counted in `dropped`, never stored. Where the form
-    leaves a length open, the majority of the first batch fixes it; a later batch in which more
-    clients agree on another one than the table holds replaces them.
+    A reading is a NumPy scalar or array, possibly structured. Readings without the form that their
+    signal declares are dropped and counted in `dropped`, never stored. Where the form leaves a
+    length open, the majority of the first batch fixes it; a later batch in which more clients agree
+    on another one than the table holds replaces them.
 
     Examples
     --------
@@ -50,7 +50,6 @@ class Signals:
 
     def __init__(self) -> None:
         self._columns: dict[str, SignalColumn] = {}
-        self._numbers = ClientNumbers()
         self.dropped: Counter[str] = Counter()
 
     def record(
@@ -79,7 +78,7 @@ class Signals:
 
     def _column_for(self, name: str, votes: Counter[Layout]) -> tuple[SignalColumn, Layout | None]:
         """Return the column and layout to store readings in, given the layouts that arrived."""
-        column = self._columns.setdefault(name, SignalColumn(self._numbers))
+        column = self._columns.setdefault(name, SignalColumn())
         layout = _layout(column.values) if column.clients else None
         if votes:
             usual, count = votes.most_common(1)[0]
@@ -87,7 +86,7 @@ class Signals:
                 return column, usual
             if usual != layout and count > len(column.clients):
                 self.dropped[name] += len(column.clients)
-                self._columns[name] = column = SignalColumn(self._numbers)
+                self._columns[name] = column = SignalColumn()
                 return column, usual
         return column, layout
 
@@ -146,9 +145,9 @@ class Signals:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._columns, self._numbers = {}, ClientNumbers()
+        self._columns = {}
         for name, saved in state["columns"].items():
-            self._columns[name] = column = SignalColumn(self._numbers)
+            self._columns[name] = column = SignalColumn()
             column.put(list(saved["clients"]), np.array(saved["values"]), 0)
             column.stamps[:] = saved["stamps"]
         self.dropped = Counter(state["dropped"])
@@ -157,40 +156,32 @@ class Signals:
 class SignalColumn:
     """The readings of one signal: one row per client, all of one layout."""
 
-    def __init__(self, numbers: ClientNumbers) -> None:
-        self.clients: list[ClientId] = []
+    def __init__(self) -> None:
+        self.clients: dict[ClientId, int] = {}  # the row of each
         self.values: Array = np.empty(0)
         self.stamps: Indices = np.empty(0, np.int64)
-        self._numbers = numbers
-        self._row: Indices = np.full(1, -1, np.int64)  # by number; longer than there are numbers
+        # the last two lookups, and how many clients there were then
+        self._kept: deque[tuple[tuple[ClientId, ...], int, Indices]] = deque(maxlen=2)
 
     def rows(self, clients: Sequence[ClientId]) -> Indices:
-        """The row of each client, or -1 without a reading."""
-        numbers = self._numbers.find(clients)
-        return np.asarray(self._row_of_number()[numbers])  # the number -1 reads the last row: -1
-
-    def _row_of_number(self) -> Indices:
-        """Return the row of each client number, with at least one -1 at the end."""
-        missing = len(self._numbers) + 1 - len(self._row)
-        if missing > 0:
-            more = np.full(max(missing, len(self._row)), -1, np.int64)
-            self._row = np.concatenate([self._row, more])
-        return self._row
+        """Return the row of each client, -1 without a reading; not to be written to."""
+        for known, size, rows in self._kept:
+            if known is clients and (size == len(self.clients) or rows.min() >= 0):
+                return rows
+        rows = np.fromiter(map(self.clients.get, clients, repeat(-1)), np.int64, len(clients))
+        if isinstance(clients, tuple) and len(clients) >= _MANY:  # a list could change
+            self._kept.append((clients, len(self.clients), rows))
+        return rows
 
     def put(self, clients: Sequence[ClientId], values: Array, stamp: int) -> None:
         """Store stacked readings, which are already known to be of this column's layout."""
         if not len(clients):
             return
-        dtype = values.dtype
-        if self.clients:
-            dtype = common_dtype(dtype, self.values.dtype)
-        numbers = self._numbers.add(clients)
-        rows = self._row_of_number()[numbers]
-        fresh = np.flatnonzero(rows < 0)
-        self._grow(len(self.clients) + fresh.size, dtype, values.shape[1:])
-        rows[fresh] = np.arange(fresh.size) + len(self.clients)
-        self._row[numbers] = rows
-        self.clients += [clients[i] for i in fresh.tolist()]
+        used, row_of = len(self.clients), self.clients
+        dtype = common_dtype(values.dtype, self.values.dtype) if used else values.dtype
+        found = (row_of.setdefault(client, len(row_of)) for client in clients)
+        rows = np.fromiter(found, np.int64, len(clients))
+        self._grow(used, len(row_of), dtype, values.shape[1:])
         self.values[rows] = cast(values, dtype)
         self.stamps[rows] = stamp
 
@@ -200,47 +191,16 @@ class SignalColumn:
         values, stamps = self.values[:count], self.stamps[:count]
         return {"clients": list(self.clients), "values": values, "stamps": stamps}
 
-    def _grow(self, size: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        used, capacity = len(self.clients), len(self.values)
+    def _grow(self, used: int, size: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        capacity = len(self.values)
         if size <= capacity and dtype == self.values.dtype:
             return
         capacity = max(size, capacity if size <= capacity else 2 * used)
-        values = np.zeros((capacity, *shape), dtype)
-        stamps = np.full(capacity, -1, np.int64)
+        values, stamps = np.zeros((capacity, *shape), dtype), np.full(capacity, -1, np.int64)
         if used:
             values[:used] = cast(self.values[:used], dtype)
             stamps[:used] = self.stamps[:used]
         self.values, self.stamps = values, stamps
-
-
-class ClientNumbers:
-    """Consecutive numbers of clients, in the order of arrival, shared by all columns.
-
-    The last two lookups are kept, with the number of clients that there were.
-    """
-
-    def __init__(self) -> None:
-        self._number: dict[ClientId, int] = {}
-        self._kept: deque[tuple[tuple[ClientId, ...], int, Indices]] = deque(maxlen=2)
-
-    def __len__(self) -> int:
-        return len(self._number)
-
-    def add(self, clients: Sequence[ClientId]) -> Indices:
-        """Return the number of each client; a new one gets the next."""
-        number = self._number
-        numbers = (number.setdefault(c, len(number)) for c in clients)
-        return np.fromiter(numbers, np.int64, len(clients))
-
-    def find(self, clients: Sequence[ClientId]) -> Indices:
-        """Return the number of each client, -1 where it has none; not to be written to."""
-        for known, size, numbers in self._kept:
-            if known is clients and (size == len(self) or numbers.min() >= 0):
-                return numbers
-        numbers = np.fromiter(map(self._number.get, clients, repeat(-1)), np.int64, len(clients))
-        if isinstance(clients, tuple) and len(clients) >= _MANY:  # a list could change
-            self._kept.append((clients, len(self), numbers))
-        return numbers
 
 
 def as_array(reading: ArrayLike) -> Array | None:
@@ -282,8 +242,7 @@ def _finite(readings: Array) -> Mask:
 def _stacks(readings: list[Any]) -> Iterator[Part]:
     """Yield readings of one dtype and shape, stacked; what is not a reading is left out.
 
-    One by one, the sketches of 70,000 new clients took 5 s of the first round. A list of structured
-    arrays never goes to `np.asarray`, which would promote their dtypes (see `common_dtype`).
+    A list of structured arrays never goes to `np.asarray`, which would promote their dtypes.
     """
     if all(issubclass(kind, int | float | np.number) for kind in set(map(type, readings))):
         with suppress(OverflowError):
