@@ -1,8 +1,7 @@
 """Exact k-determinantal point processes.
 
 A k-DPP draws a set of k items with probability proportional to the determinant of the kernel
-restricted to it, so similar items rarely appear together. The eigendecomposition is the only
-expensive part; :class:`FixedSizeDPP` computes it once and reuses it for all draws and sizes.
+restricted to it, so similar items rarely appear together.
 
 References
 ----------
@@ -24,9 +23,8 @@ Indices = NDArray[np.int64]
 class FixedSizeDPP:
     """A determinantal point process over N items, asked for sets of a fixed size.
 
-    A kernel of rank r gives every set of more than r items probability zero. For k above the
-    rank the law is therefore extended: r items from the r-DPP, the other k - r uniformly from
-    the rest. All methods follow this law exactly.
+    A kernel of rank r gives every set of more than r items probability zero. For a larger k the law
+    is therefore extended: r items from the r-DPP, the others uniformly from the rest.
 
     Parameters
     ----------
@@ -37,7 +35,6 @@ class FixedSizeDPP:
 
     Examples
     --------
-    >>> import numpy as np
     >>> process = FixedSizeDPP.from_kernel(np.diag([1.0, 2.0, 4.0]))
     >>> process.sample(2, np.random.default_rng(0)).tolist()
     [1, 2]
@@ -61,10 +58,7 @@ class FixedSizeDPP:
 
     @classmethod
     def from_features(cls, features: ArrayLike) -> FixedSizeDPP:
-        """From features F of shape (N, d), for the kernel F F^T, which is never formed.
-
-        The dual form: only F^T F, of shape (d, d), is decomposed.
-        """
+        """From features F of shape (N, d), for the kernel F F^T: only F^T F is decomposed."""
         matrix = np.asarray(features, dtype=np.float64)
         values, vectors = np.linalg.eigh(matrix.T @ matrix)
         keep = values > _tolerance(values)
@@ -72,10 +66,10 @@ class FixedSizeDPP:
         return cls(values, (vectors / np.sqrt(values)).T @ matrix.T)
 
     def sample(self, k: int, rng: np.random.Generator) -> Indices:
-        """Draw one set of k items, sorted.
+        """Draw one set of k items, sorted, in O(N k + k^3 log k).
 
         Eigenvectors are drawn first (Kulesza and Taskar, Algorithm 2), then the items of the
-        projection that they span. The cost is O(N k + k^3 log k).
+        projection that they span.
         """
         core = min(k, self.rank)
         chosen = np.empty(0, np.int64)
@@ -133,9 +127,8 @@ def draw_eigenvectors(chances: Array, k: int, rng: np.random.Generator) -> Indic
 def draw_projection(rows: Array, rng: np.random.Generator) -> Indices:
     """Draw the items of the projection DPP that orthonormal rows span.
 
-    The chain rule picks an item in proportion to its squared distance from the span of the items
-    picked before. Rejection sampling with the unconditional squared norms as proposal needs about
-    k log k distances instead of N k.
+    An item is picked in proportion to its squared distance from the span of those before.
+    Rejection from the unconditional squared norms needs about k log k distances instead of N k.
     """
     norms = np.square(rows).sum(axis=0)
     cumulative = np.cumsum(norms)
@@ -156,11 +149,10 @@ def draw_projection(rows: Array, rng: np.random.Generator) -> Indices:
 
 
 def similarity_kernel(distances: Array, scale: float | None = None) -> Array:
-    """Kernel L = S^T S of FL-DP3S, with S the similarities of eq. 14.
+    """Kernel L = S^T S of FL-DP3S, with S the similarities of eq. 14, from `pdist`'s distances.
 
-    `distances` are those that `scipy.spatial.distance.pdist` returns. `scale` is the largest
-    distance, if it must stay fixed while clients join and leave; similarities below 0 are then set
-    to 0. When all profiles are equal, every similarity is 1.
+    `scale` is the largest distance, if it must stay fixed while clients join and leave;
+    similarities below 0 are then set to 0. When all profiles are equal, every similarity is 1.
 
     Examples
     --------
@@ -169,13 +161,11 @@ def similarity_kernel(distances: Array, scale: float | None = None) -> Array:
     """
     from scipy.spatial.distance import squareform
 
-    gaps = squareform(distances, checks=False)
-    span = gaps.max(initial=0.0) if scale is None else scale
-    if span <= 0:
-        similarities = np.ones_like(gaps)
-    else:
-        similarities = np.divide(gaps, span, out=gaps)
-        np.maximum(np.subtract(1, similarities, out=similarities), 0, out=similarities)
+    similarities = squareform(distances, checks=False)
+    span = similarities.max(initial=0.0) if scale is None else scale
+    similarities /= -span if span > 0 else np.inf
+    similarities += 1
+    np.maximum(similarities, 0, out=similarities)
     return np.asarray(similarities.T @ similarities)
 
 

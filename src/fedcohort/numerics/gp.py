@@ -31,9 +31,9 @@ _NEGLIGIBLE = 1e-10  # share of a variance below which the picks so far explain 
 def fit_low_rank(loss_changes: ArrayLike, weights: ArrayLike, rank: int, noise_std: float) -> Array:
     """Fit X of maximal weighted likelihood (FedCor, eq. 17), in closed form.
 
-    Only a samples x samples matrix is decomposed, so N may be a million. `loss_changes` has one row
-    per sample and one column per client, NaN where a loss is missing, which then counts as the mean
-    change of its sample. A client without any loss gets a zero column.
+    `loss_changes` (samples, clients) is NaN where a loss is missing, which then counts as the mean
+    change of its sample. A client without any loss gets a zero column. Only a samples x samples
+    matrix is decomposed.
 
     Examples
     --------
@@ -129,17 +129,10 @@ def greedy(
 ) -> list[int]:
     """Select clients one by one with Algorithm 1, for cov = X^T X + noise_std^2 I.
 
-    The covariance is never formed: a pick costs O(N rank). Without the noise of the fit, the tiny
-    variance that conditioning leaves counts as much as a full one. Clients that are not `available`
-    still count in the overall loss, with weights `p`. A smaller alpha would raise a negative score;
-    `demote` divides negative scores by alpha instead. When nothing is left to explain, the
-    selection starts again from the given covariance.
-
-    Examples
-    --------
-    >>> x = np.array([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    >>> greedy(x, np.ones(3), np.ones(3), size=2)          # not the two that say the same
-    [0, 2]
+    A pick costs O(N rank). Without the noise of the fit, the tiny variance that conditioning leaves
+    counts as much as a full one. Clients that are not `available` still count in the overall loss,
+    with weights `p`. A smaller alpha would raise a negative score; `demote` divides those by alpha
+    instead. When nothing is left to explain, the selection starts again.
     """
     model = _LowRank(embedding, noise_std**2)
     negative_alpha = 1 / np.maximum(alpha, _TINY) if demote else alpha
@@ -150,20 +143,14 @@ def greedy(
     variances, gain = model.variance.copy(), prior_gain
     chosen: list[int] = []
 
-    def scores() -> Array:
-        """Sigma p over the standard deviation, annealed."""
-        values = gain / np.sqrt(np.maximum(variances, negligible))
-        values *= np.where(values >= 0, alpha, negative_alpha)
-        values[variances <= negligible] = 0.0
-        values[~open_places] = -np.inf
-        return np.asarray(values)
-
     for _ in range(size):
-        score = scores()
-        if score.max() <= 0 and not (open_places & (variances > negligible)).any():
+        if not (open_places & (variances > negligible)).any():
             model = _LowRank(embedding, noise_std**2)
             variances, gain = model.variance.copy(), prior_gain
-            score = scores()
+        score = gain / np.sqrt(np.maximum(variances, negligible))
+        score *= np.where(score >= 0, alpha, negative_alpha)
+        score[variances <= negligible] = 0.0
+        score[~open_places] = -np.inf
         top = score.max()
         pick = int(np.argmax(score >= top - _TIE * abs(top)))
         chosen.append(pick)

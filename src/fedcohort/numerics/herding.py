@@ -1,18 +1,17 @@
 """Sets of clients whose merged reading is nearest a target.
 
 Readings that merge by weighted means (histograms, sketches, feature means) describe a set of
-clients as well as one client. `match` chooses the set S with the least
+clients as well as one client. The objective of a set S is
 
     || sum_S w_i q_i / sum_S w_i  -  target ||^2  +  sum_S w_i^2 v_i / (sum_S w_i)^2,
 
-where v_i is the variance of reading i. Without variances this is kernel herding (Chen, Welling,
-Smola. Super-Samples from Kernel Herding. UAI 2010) when the q_i are feature means. `cut` divides
-all clients into such sets at once.
+where v_i is the variance of reading i. Choosing greedily by it is kernel herding (Chen, Welling,
+Smola. Super-Samples from Kernel Herding. UAI 2010) when the q_i are feature means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,11 +31,12 @@ def match(
     variance: ArrayLike | None = None,
     fixed: int = 0,
     sweeps: int = 2,
-    gram: ArrayLike | None = None,
+    gram: NDArray[Any] | None = None,
 ) -> tuple[list[int], float]:
     """Choose the set that minimizes the objective above, greedily and then by exchanges.
 
-    A pick costs O(N D), or O(N) with `gram`, the inner products of all readings.
+    A pick costs O(N D), or O(N) with `gram`, the inner products of all readings. Returns positions
+    in the order of choice (ties go to the earlier in the pool), and the objective.
 
     Parameters
     ----------
@@ -49,18 +49,20 @@ def match(
     sweeps
         How often to go through the set and exchange each member for the best alternative.
 
-    Returns
-    -------
-    list of int, float
-        Positions in the order of choice (ties go to the earlier in the pool), and the objective.
-
     Examples
     --------
     >>> readings = [[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     >>> sorted(match(readings, [1, 1, 1, 1], [1 / 3, 1 / 3, 1 / 3], size=3)[0])
     [0, 2, 3]
     """
-    cohort = _Cohort(readings, weights, target, pool, variance, gram)
+    points, goal = np.asarray(readings), np.asarray(target, np.float64)
+    pool = np.arange(len(points)) if pool is None else np.asarray(pool, np.int64)
+    mine = _of_pool(points, weights, variance, pool)
+
+    def products(i: int) -> NDArray[Any]:
+        return np.asarray(mine[0] @ mine[0][i] if gram is None else gram[pool[i], pool])
+
+    cohort = _Cohort(*mine, goal, products)
     for i in range(min(fixed, size)):
         cohort.add(i)
     for _ in range(size - len(cohort.members)):
@@ -68,8 +70,7 @@ def match(
     for _ in range(sweeps):
         if not cohort.exchange(fixed):
             break
-    goal = np.asarray(target, np.float64)
-    return cohort.pool[cohort.members].tolist(), cohort.value() + float(goal @ goal)
+    return pool[cohort.members].tolist(), cohort.value() + float(goal @ goal)
 
 
 def cut(
@@ -88,12 +89,6 @@ def cut(
     The sets start as runs of `order`, and the remainder is left over; the first `fixed` stay in the
     first set. A sweep, in O(N^2), exchanges each client for the best of another set, or of those
     left over, where that helps.
-
-    Examples
-    --------
-    >>> readings = [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
-    >>> [sorted(s) for s in cut(readings, [1, 1, 1, 1], [0.5, 0.5], 2, order=[0, 1, 2, 3])]
-    [[1, 2], [0, 3]]
     """
     pool = np.asarray(order, np.int64)
     points, share, error = _of_pool(np.asarray(readings), weights, variance, pool)
@@ -132,14 +127,13 @@ class _Groups:
 
     def sweep(self) -> bool:
         """Exchange each client for the best other one; say whether any was exchanged."""
-        changed = False
+        before = self.of.copy()
         for i in range(self.fixed, len(self.of)):
             gain = self._gains(i)
             j = int(np.argmax(gain))
             if gain[j] > 1e-12:
                 self._exchange(i, j)
-                changed = True
-        return changed
+        return not np.array_equal(self.of, before)
 
     def _gains(self, i: int) -> Array:
         """How much the sum of objectives falls if i changes places with each client."""
@@ -181,34 +175,25 @@ class _Cohort:
 
     def __init__(
         self,
-        readings: ArrayLike,
-        weights: ArrayLike,
-        target: ArrayLike,
-        pool: Sequence[int] | Indices | None,
-        variance: ArrayLike | None,
-        gram: ArrayLike | None,
+        readings: NDArray[Any],
+        weights: Array,
+        variance: Array,
+        goal: Array,
+        products: Callable[[int], NDArray[Any]],
     ) -> None:
-        points = np.asarray(readings)
-        self.pool = np.arange(len(points)) if pool is None else np.asarray(pool, np.int64)
-        self.readings, self.weights, self.variance = _of_pool(points, weights, variance, self.pool)
-        self.gram = None if gram is None else np.asarray(gram)
-        squares = np.einsum("ij,ij->i", self.readings, self.readings).astype(np.float64)
-        self.own_energy = self.weights**2 * (squares + self.variance)
-        goal = np.asarray(target, dtype=points.dtype)
-        self.own_toward = self.weights * (self.readings @ goal).astype(np.float64)
+        self.weights, self.products = weights, products  # products of one with all of the pool
+        squares = np.einsum("ij,ij->i", readings, readings).astype(np.float64)
+        self.own_energy = weights**2 * (squares + variance)
+        self.own_toward = weights * (readings @ goal.astype(readings.dtype)).astype(np.float64)
         self.members: list[int] = []
         self.columns: list[Array] = []
-        self.inside = np.zeros(self.pool.size, bool)
-        self.overlap = np.zeros(self.pool.size)  # weighted products with the merged members
+        self.inside = np.zeros(len(weights), bool)
+        self.overlap = np.zeros(len(weights))  # weighted products with the merged members
         self.energy = self.toward = self.weight = 0.0
 
     def column(self, i: int) -> Array:
         """Weighted inner products of member i with the pool."""
-        if self.gram is None:
-            products = self.readings @ self.readings[i]
-        else:
-            products = self.gram[self.pool[i], self.pool]
-        return np.asarray(self.weights * self.weights[i] * products, np.float64)
+        return np.asarray(self.weights * self.weights[i] * self.products(i), np.float64)
 
     def best(self) -> int:
         """Return who helps the set most if added."""

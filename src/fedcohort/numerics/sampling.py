@@ -1,8 +1,6 @@
 """Sampling designs: who is drawn with which probability, also from clusters of like clients.
 
-`proportional_inclusion` and `systematic`: a sample with given inclusion probabilities;
-`one_per_unit` draws one client per group, as clustered sampling does (Fraboni, Vidal, Kameni,
-Lorenzi. Clustered Sampling. ICML 2021).
+Clustered sampling: Fraboni, Vidal, Kameni, Lorenzi. Clustered Sampling. ICML 2021.
 """
 
 from __future__ import annotations
@@ -21,15 +19,12 @@ Indices = NDArray[np.int64]
 def draw(logits: Array, size: int, rng: Generator) -> Indices:
     """Draw `size` different positions one by one, in proportion to exp(logits).
 
-    The top `size` of logits plus Gumbel noise follow the law of successive sampling without
-    replacement exactly, in one vectorized pass that neither overflows nor underflows. Positions
-    with a logit of minus infinity are never drawn, even if the sample falls short.
+    The top `size` of logits plus Gumbel noise follow that law exactly. Positions with a logit of
+    minus infinity are never drawn, even if the sample falls short.
     """
     keys = logits + rng.gumbel(size=len(logits))
     size = min(size, int(np.count_nonzero(keys > -np.inf)))
-    if size == 0:
-        return np.empty(0, np.int64)
-    top = np.argpartition(-keys, size - 1)[:size]
+    top = np.argpartition(-keys, size - 1)[:size] if size else np.empty(0, np.int64)
     return np.asarray(top[np.argsort(-keys[top])])
 
 
@@ -50,9 +45,9 @@ def unit_rows(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def angle_tree(rows: NDArray[Any], apart: Array | float = 0.0) -> Array:
-    """Return Ward's linkage of clients by the angles of their rows to those of all clients.
+    """Return Ward's linkage of clients by the angles of their rows to all rows, plus `apart`.
 
-    `apart` is added to the angles. A row of zeros is at an angle of 0 to all others.
+    A row of zeros is at an angle of 0 to all others.
     """
     from scipy.cluster.hierarchy import ward
     from scipy.spatial.distance import pdist
@@ -130,7 +125,7 @@ def one_per_unit(mass: Array, places: int, rng: Generator) -> Indices:
     """Draw one position from each unit of the cumulative mass, none twice.
 
     A client whose mass crosses the border into a unit is taken there with the probability that
-    keeps its share of this unit, given that it was not taken before; the rest is uniform.
+    keeps its share of this unit, given that it was not taken before.
     """
     ends = np.cumsum(mass)
     ends *= places / ends[-1]
