@@ -117,10 +117,7 @@ def test_a_folder_is_held_by_one_process_until_it_dies(tmp_path):
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout.readline() == "held\n"
-        with (
-            pytest.raises(FolderInUse, match="by another process"),
-            locked_folder(tmp_path),
-        ):
+        with pytest.raises(FolderInUse, match="by another process"), locked_folder(tmp_path):
             raise AssertionError("the lock was given twice")
         holder.kill()
     deadline = time.monotonic() + 10

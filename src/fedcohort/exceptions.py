@@ -1,18 +1,4 @@
-"""Every error that fedcohort raises on purpose.
-
-::
-
-    FedcohortError
-    ├── ConfigError          a configuration key or an option is wrong        (ValueError)
-    ├── DataError            a data file is missing, damaged or misshapen     (ValueError)
-    ├── NoClients            a round without any available client             (ValueError)
-    ├── UnknownClient        a client id that is not registered                (KeyError)
-    ├── PolicyError          a policy broke its contract                      (RuntimeError)
-    ├── InvalidSketch        a truncated, altered or hostile sketch file      (ValueError)
-    ├── IncompatibleSketches sketches that must not be compared or merged     (ValueError)
-    ├── BudgetExceeded       a release would overspend the privacy budget     (ValueError)
-    ├── InvalidCheckpoint    a checkpoint that is damaged or of another run   (ValueError)
-    └── FolderInUse          another process is writing the folder            (RuntimeError)
+"""Every error that fedcohort raises on purpose: a `FedcohortError`, and what Python calls its kind.
 
 Each message names the culprit, its value and, where there is one, the remedy.
 """

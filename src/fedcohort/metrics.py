@@ -17,10 +17,9 @@ from fedcohort.exceptions import UnknownClient
 def gemd(label_counts: ArrayLike, selected: Sequence[int]) -> float:
     """Group earth mover's distance between the labels of a cohort and of all clients.
 
-    Eq. 15 of FL-DP3S (paper 4): the L1 distance, without a factor of one half, between the label
-    distribution of the cohort's pooled data and that of all clients' pooled data. It is 0 if the
-    cohort mirrors the federation, and always below 2. `label_counts` (clients, classes) are numbers
-    of examples, and `selected` the rows of the cohort's clients.
+    Eq. 15 of FL-DP3S (paper 4): the L1 distance, from 0 to 2, between the label distributions of
+    the cohort's pooled data and all clients' pooled data. `label_counts` (clients, classes) are
+    numbers of examples, and `selected` the rows of the cohort's clients.
 
     Examples
     --------
@@ -60,10 +59,7 @@ def participation(selections: Iterable[Iterable[str]], clients: Sequence[str]) -
 
 
 def participation_entropy(counts: ArrayLike) -> float:
-    """Return the entropy of participation counts over clients, as a share of the largest possible.
-
-    1 means that all clients took part equally often, 0 that one client did all the work.
-    """
+    """Return the entropy of participation counts, from 0 (all work by one) to 1 (all equal)."""
     array = np.asarray(counts, np.float64)
     if (array < 0).any() or not 0 < array.sum() < np.inf:
         raise ValueError("participation_entropy: counts must be non-negative and not all 0")

@@ -1,7 +1,7 @@
 """How far a long piece of work is: bars on a terminal, plain lines elsewhere.
 
-Everything goes to standard error, so that standard output stays clean. Nothing is shown before the
-first step is done, so that mistakes are reported first.
+Everything goes to standard error. Nothing is shown before the first step is done, so that mistakes
+are reported first.
 """
 
 from __future__ import annotations

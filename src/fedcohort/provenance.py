@@ -1,7 +1,6 @@
 """Where a result comes from: versions and machine.
 
-The command is never stored: its arguments may hold secrets, such as Flower's access token. The
-settings of a run are in its configuration.
+The command is never stored: its arguments may hold secrets, such as Flower's access token.
 """
 
 from __future__ import annotations

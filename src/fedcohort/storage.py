@@ -1,16 +1,14 @@
 """What lies on disk: files written whole or not at all, locks, checkpoints and .npy headers.
 
 **Atomic files.** A file is written under a temporary name, synced and renamed. A killed writer can
-leave the temporary file behind; `remove_leftovers` deletes those whose writer is gone. A writer
-holds a lock on its temporary file, so the file of a live writer is never deleted.
+leave the temporary file behind; `remove_leftovers` deletes those that no live writer has locked.
 
 **Checkpoints.** Nested plain values and arrays in a zip archive without compression:
 ``state.json`` holds the tree, ``0.npy``, ``1.npy``, ... its arrays. Nothing is pickled, and a
 reader never takes more memory than a few times the size of the file.
 
 **Arrays.** NumPy's own reader allocates what an .npy header claims, and raises about ten kinds of
-errors on a damaged one. Here a damaged header or a wrong size is a ValueError, and nothing is
-allocated before the sizes agree.
+errors on a damaged one. Here it is a ValueError, before anything is allocated.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ import struct
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -79,7 +77,7 @@ def _temporary(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
         name = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}{SUFFIX}")
         with open(name, "xb") as file:
             try:
-                if not _try_lock(file) or not _is_at(file, name):
+                if not _try_lock(file) or not name.exists():
                     continue  # before the lock, it was taken for a leftover and deleted
                 yield file, name
                 return
@@ -90,28 +88,17 @@ def _temporary(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
 def remove_leftovers(folder: str | os.PathLike[str]) -> list[Path]:
     """Delete the temporary files of killed writers in a folder, and return them."""
     removed = []
-    try:
-        names = os.listdir(folder)
-    except OSError:  # there is no such folder, or it cannot be listed
-        names = []
-    for name in sorted(n for n in names if n.startswith(".") and n.endswith(SUFFIX)):
-        path = Path(folder, name)
-        try:
-            with open(path, "rb+") as file:
-                if _try_lock(file):
-                    path.unlink(missing_ok=True)
-                    removed.append(path)
-        except OSError:
-            continue  # renamed meanwhile, or not ours to delete
+    for path in sorted(Path(folder).glob(f".*{SUFFIX}")):  # none where there is no such folder
+        with suppress(OSError), open(path, "rb+") as file:  # renamed meanwhile, or not ours
+            if _try_lock(file):
+                path.unlink(missing_ok=True)
+                removed.append(path)
     return removed
 
 
 @contextmanager
 def locked_folder(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold a folder for this process alone; FolderInUse if another one holds it.
-
-    The lock ends with the process, however it ends. The lock file stays.
-    """
+    """Hold a folder until this process ends, however it ends; FolderInUse if another holds it."""
     refuse_links_in(folder)
     with open(Path(folder) / LOCK, "ab") as file:
         if not _try_lock(file):
@@ -154,14 +141,6 @@ def _try_lock(file: IO[bytes]) -> bool:
     return lock_descriptor(file.fileno(), blocking=False)
 
 
-def _is_at(file: IO[bytes], name: Path) -> bool:
-    """Say whether an open file still has its name."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(name))
-    except FileNotFoundError:
-        return False
-
-
 def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Make renames and new files in a folder survive a power cut, where the system can."""
     if os.name == "nt":
@@ -199,17 +178,14 @@ def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     tree = _pack(state, arrays, "state")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        _add(archive, "state.json", json.dumps({"format": FORMAT, "state": tree}).encode())
+        # a ZipInfo without the time of day: equal states give equal files, on any clock
+        content = json.dumps({"format": FORMAT, "state": tree})
+        archive.writestr(zipfile.ZipInfo("state.json"), content)
         for i, array in enumerate(arrays):
             part = io.BytesIO()
-            np.lib.format.write_array(part, array, allow_pickle=False)
-            _add(archive, f"{i}.npy", part.getvalue())
+            npy_format.write_array(part, array, allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{i}.npy"), part.getvalue())
     write_atomically(path, buffer.getvalue())
-
-
-def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    """Add a member without the time of day: equal states give equal files, on any clock."""
-    archive.writestr(zipfile.ZipInfo(name), content)
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -266,9 +242,8 @@ def _pack(value: Any, arrays: list[np.ndarray[Any, Any]], where: str) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"checkpoint: {where} has the key {key!r}, which is not a string")
+        if strange := [key for key in value if not isinstance(key, str)]:
+            raise TypeError(f"checkpoint: {where} has the key {strange[0]!r}, not a string")
         # A mark of its own, because a client may be named "__array__".
         return {"__dict__": {k: _pack(v, arrays, f"{where}.{k}") for k, v in value.items()}}
     if isinstance(value, list | tuple):
@@ -279,13 +254,13 @@ def _pack(value: Any, arrays: list[np.ndarray[Any, Any]], where: str) -> Any:
 
 
 def _unpack(value: Any, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Any:
-    if isinstance(value, dict):
-        if "__array__" in value:
-            return arrays[f"{value['__array__']}.npy"]
-        return {k: _unpack(v, arrays) for k, v in value["__dict__"].items()}
     if isinstance(value, list):
         return [_unpack(v, arrays) for v in value]
-    return value
+    if not isinstance(value, dict):
+        return value
+    if "__array__" in value:
+        return arrays[f"{value['__array__']}.npy"]
+    return {k: _unpack(v, arrays) for k, v in value["__dict__"].items()}
 
 
 MAX_HEADER = 1 << 16
@@ -351,17 +326,14 @@ def decode_npy(content: bytes) -> NDArray[Any]:
     return values.reshape(header.shape, order="F" if header.fortran else "C")
 
 
-MAX_TOML_BYTES = 1 << 22
+MAX_TOML_BYTES = 1 << 22  # the parser's memory grows with size times depth
 MAX_TOML_DEPTH = 32
 _KEY = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
 _DEEP_KEY = re.compile(rf"{_KEY}(?:[ \t]*\.[ \t]*{_KEY}){{{MAX_TOML_DEPTH}}}")
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a TOML file that may come from anybody; ConfigError names the file.
-
-    The parser's memory grows with size times depth, so both are limited first.
-    """
+    """Read a TOML file that may come from anybody; ConfigError names the file."""
     try:
         with open(path, "rb") as file:
             content = file.read(MAX_TOML_BYTES + 1)
@@ -374,5 +346,4 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = str(error) if str(error) else "nested too deep"
-        raise ConfigError(f"{path}: not TOML: {reason[:200]}") from None
+        raise ConfigError(f"{path}: not TOML: {str(error)[:200] or 'nested too deep'}") from None

@@ -7,12 +7,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from fedcohort.exceptions import IncompatibleSketches
-from fedcohort.privacy.release import (
-    MAX_VARIANCE,
-    noise_for,
-    signal_to_noise,
-    sketch_size,
-)
+from fedcohort.privacy.release import MAX_VARIANCE, noise_for, signal_to_noise, sketch_size
 from fedcohort.sketch import file
 from fedcohort.sketch.distances import distance, distance_matrix
 from fedcohort.sketch.race import RaceSketch, pooled

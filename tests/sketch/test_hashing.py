@@ -11,14 +11,7 @@ from scipy.linalg import hadamard
 from scipy.stats import norm
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.sketch.hashing import (
-    SRP,
-    MinHash,
-    PStable,
-    as_sets,
-    family_from,
-    rotations,
-)
+from fedcohort.sketch.hashing import SRP, MinHash, PStable, as_sets, family_from, rotations
 
 ROWS = 1 << 15
 # 4 seeds x 2^15 rows: four standard errors of a rate are at most 0.0055; 0.0025 more are for the

@@ -1,13 +1,12 @@
 """A privacy budget, kept in a file across releases.
 
-Each release of the same data protects it less. Releases compose in two ways, and the better bound
-counts: epsilons and deltas add up; or their zero-concentrated costs rho add up and give
-epsilon = rho + 2 sqrt(rho ln(1 / delta)) for the ledger's delta (Bun and Steinke 2016), which for
-many releases grows only like a square root.
+Releases of the same data compose in two ways, and the better bound counts: epsilons and deltas add
+up; or their zero-concentrated costs rho add up and give epsilon = rho + 2 sqrt(rho ln(1 / delta))
+for the ledger's delta (Bun and Steinke 2016), which grows like a square root for many releases.
 
-A ledger is one account: everything paid from it adds up, whatever the data are called and however
-they are cut. Two ledgers know nothing of each other; whoever holds data keeps one for all of them.
-A release is stored beside the ledger in the step that pays for it, until it has been delivered.
+A ledger is one account: everything paid from it adds up, however the data are called and cut. Two
+ledgers know nothing of each other; whoever holds data keeps one for all of them. A release is
+stored beside the ledger in the step that pays for it, until it has been delivered.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ class Account:
 class BudgetLedger:
     """Refuses releases beyond one budget for all data of its owner.
 
-    It is a JSON file, made at the first release. A symbolic link leads to the same ledger; several
-    hard links are refused, because writing through one would part it from the others.
+    A JSON file, made at the first release. A symbolic link leads to the same ledger; hard links are
+    refused, because writing through one would part it from the others.
 
     Examples
     --------
@@ -85,8 +84,7 @@ class BudgetLedger:
     def __init__(self, path: str | os.PathLike[str], epsilon: float, delta: float = 0.0) -> None:
         check_budget(epsilon, delta)
         self.path = Path(path).resolve()  # links end here; a later change of folder is harmless
-        self.epsilon = float(epsilon)
-        self.delta = float(delta)
+        self.epsilon, self.delta = float(epsilon), float(delta)
         remove_leftovers(self.path.parent)
         self._read()
 
@@ -108,11 +106,10 @@ class BudgetLedger:
     def charge_and_store(
         self, releases: Sequence[Release], make: Callable[[], bytes], *, request: str
     ) -> bytes:
-        """Pay for a release, store it until `delivered`, and return its bytes.
+        """Pay for releases, all or none, then `make` them; keep the bytes until `delivered`.
 
-        All `releases` are paid for or nothing is, and only then `make` is called. `request`, of
-        letters and digits, names the release and the data: one that was paid for and not yet
-        delivered returns the stored bytes, and costs nothing.
+        `request`, of letters and digits, names the releases and the data: what was paid for and not
+        yet delivered returns the stored bytes, and costs nothing.
         """
         if not request.isalnum():
             raise ValueError(f"request={request!r} must be letters and digits")
@@ -186,11 +183,8 @@ class BudgetLedger:
         return account, undelivered
 
     def _write(self, account: Account, undelivered: Set[str]) -> None:
-        content: dict[str, Any] = {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "spent": asdict(account),
-        }
+        content: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta}
+        content["spent"] = asdict(account)
         if undelivered:
             content["undelivered"] = sorted(undelivered)
         write_atomically(self.path, json.dumps(content, indent=1).encode())

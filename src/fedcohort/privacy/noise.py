@@ -1,8 +1,8 @@
 """Noise for counts: exact samples, and how much of it a privacy budget asks for.
 
-Floating-point samplers leak through the gaps between floating-point numbers. These follow Canonne,
-Kamath, Steinke: The Discrete Gaussian for Differential Privacy (2020), algorithms 1 to 3, for many
-cells at once: every decision compares integers of 64 bits.
+Floating-point samplers leak through the gaps between numbers. These follow Canonne, Kamath,
+Steinke: The Discrete Gaussian for Differential Privacy (2020), algorithms 1 to 3, for many cells at
+once: every decision compares integers of 64 bits.
 
 One record changes exactly one count in each row: adding or removing it moves `rows` counts by
 one, replacing it moves at most 2 * rows. That is the L1 sensitivity of Laplace noise, whose scale
@@ -82,14 +82,6 @@ def _one_over_e(source: Words, count: int) -> Bools:
     return _bernoulli_exp_fraction(source, ones, ones)
 
 
-def _repeats(source: Words, count: int) -> Ints:
-    """How often an event of probability 1/e happens in a row."""
-    out, alive = np.zeros(count, np.int64), np.arange(count)
-    while len(alive := alive[_one_over_e(source, len(alive))]):
-        out[alive] += 1
-    return out
-
-
 def discrete_laplace(source: Words, size: int, t: int, s: int = 1) -> Ints:
     """Integers x with probability proportional to exp(-|x| s / t)."""
 
@@ -97,7 +89,10 @@ def discrete_laplace(source: Words, size: int, t: int, s: int = 1) -> Ints:
         scale = np.full(count, t, np.int64)
         offset = uniform_below(source, scale)
         kept = bernoulli_exp(source, offset, scale)
-        size_of = (offset + t * _repeats(source, count)) // s
+        repeats, alive = np.zeros(count, np.int64), np.arange(count)
+        while len(alive := alive[_one_over_e(source, len(alive))]):
+            repeats[alive] += 1
+        size_of = (offset + t * repeats) // s
         negative = (source(count) & np.uint64(1)).astype(bool)
         kept &= ~(negative & (size_of == 0))  # zero once, not twice
         return np.where(negative, -size_of, size_of)[kept]
@@ -117,18 +112,15 @@ def discrete_gaussian(source: Words, size: int, u: int, s: int = 1) -> Ints:
 
 def _gather(tries: Callable[[int], Ints], size: int) -> Ints:
     """Call `tries`, which keeps some of what it is asked for, until there are `size`."""
-    kept = [np.empty(0, np.int64)]
-    missing = size
-    while missing > 0:
-        kept.append(tries(2 * missing + 16))
-        missing -= len(kept[-1])
-    return np.concatenate(kept)[:size]
+    kept = np.empty(0, np.int64)
+    while (missing := size - len(kept)) > 0:
+        kept = np.append(kept, tries(2 * missing + 16))
+    return kept[:size]
 
 
 def laplace_moments(scale: float) -> tuple[float, float]:
     """Variance and fourth cumulant of the discrete Laplace distribution exp(-|x| / scale)."""
-    p = float(np.exp(-1 / scale))
-    q = float(-np.expm1(-1 / scale))
+    p, q = float(np.exp(-1 / scale)), float(-np.expm1(-1 / scale))
     return 2 * p / q**2, 2 * p * (1 + 4 * p + p * p) / q**4
 
 

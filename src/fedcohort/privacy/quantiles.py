@@ -11,8 +11,8 @@ and Talwar 2007) draws a cell with probability proportional to exp(-epsilon d / 
 the most by which one record changes any d. This protects one record with epsilon:
 
 - add-remove: `below` and `upto` change by 0 or 1 and n by 1, so s = max(a, b - a);
-- replace: n stays and `below` and `upto` change by at most 1, so s = b. A value that becomes
-  missing, or the reverse, changes d by at most max(a, b - a) <= b.
+- replace: n stays and `below` and `upto` change by at most 1, so s = b, which also holds where a
+  value becomes missing, or the reverse.
 
 The number of values is not published. Cells are drawn exactly: one drawn uniformly is kept with
 probability exp(-epsilon (d - smallest d) / (2 s)).
@@ -26,19 +26,11 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fedcohort.privacy.noise import (
-    Neighbors,
-    bernoulli_exp,
-    check_budget,
-    sensitivity,
-    uniform_below,
-    words,
-)
+from fedcohort.privacy import noise
+from fedcohort.privacy.noise import Ints, Neighbors
 from fedcohort.privacy.release import Release
 
-Ints = NDArray[np.int64]
 CELLS = 1024
 QUARTILES = (1, 4), (3, 4)
 NORMAL_IQR = 1.349  # distance of the quartiles of a normal distribution, in standard deviations
@@ -62,7 +54,7 @@ def quantile_misses(counts: Ints, a: int, b: int) -> Ints:
 
 def miss_sensitivity(a: int, b: int, neighbors: Neighbors) -> int:
     """By how much one record can change any d of `quantile_misses`."""
-    return max(a, b - a) if sensitivity(1, neighbors) == 1 else b
+    return max(a, b - a) if noise.sensitivity(1, neighbors) == 1 else b
 
 
 def private_quantile(
@@ -75,19 +67,18 @@ def private_quantile(
 ) -> int:
     """Draw a cell that about holds the quantile a/b, with `epsilon` for this one draw.
 
-    `counts` are the values per cell. `rng` is a seeded source, for tests only; by default the
-    operating system's.
+    `counts` are the values per cell; `rng` is for tests only, instead of the operating system's.
     """
-    check_budget(epsilon, 0.0)
+    noise.check_budget(epsilon, 0.0)
     top = math.floor(Fraction(epsilon) * FINE / (2 * miss_sensitivity(a, b, neighbors)))
     if not 0 < top < 1 << 22:
         raise ValueError(f"epsilon={epsilon} of a quantile must be from 0.00001 to 8")
     misses = quantile_misses(np.asarray(counts, np.int64), a, b)
     misses = (misses - misses.min()) * top
-    source = words(rng)
+    source = noise.words(rng)
     while True:
-        cells = uniform_below(source, np.full(len(misses), len(misses), np.int64))
-        kept = bernoulli_exp(source, misses[cells], np.full(len(misses), FINE, np.int64))
+        cells = noise.uniform_below(source, np.full(len(misses), len(misses), np.int64))
+        kept = noise.bernoulli_exp(source, misses[cells], np.full(len(misses), FINE, np.int64))
         if kept.any():
             return int(cells[np.argmax(kept)])
 

@@ -147,7 +147,8 @@ def gram(readings: Readings) -> Floats:
     (w - v)' G (w - v) estimates the squared MMD between mixtures of weights w and v.
     """
     stack = Stack(readings)
-    return np.asarray(_products(stack) - np.diag(stack.error_variance())) / stack.rows
+    inner: Floats = (_products(stack) - np.diag(stack.error_variance())) / stack.rows
+    return inner
 
 
 def _products(stack: Stack, around: Sequence[int] | NDArray[np.int64] = ()) -> Floats:

@@ -4,9 +4,9 @@
 
 Directions of `SRP` and `PStable` come from rotations x -> H D3 H D2 H D1 x: D are random signs, H
 the Walsh-Hadamard transform of the input padded with zeros to a power of two, m. Each yields m
-orthogonal directions, at the price of 3 log2(m) additions each, where a Gaussian matrix takes dim.
-It only adds and subtracts, in a fixed order, so hashes are equal on every machine, and the bucket
-of a record depends on that record alone, as privacy requires.
+orthogonal directions for 3 log2(m) additions each, where a Gaussian matrix takes dim. These are
+done in a fixed order, so hashes are equal on every machine, and the bucket of a record depends on
+that record alone, as privacy requires.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
@@ -42,7 +41,6 @@ Block = Callable[[], Any]  # gives what a family hashes; called in a hashing thr
 SETS_AT_A_TIME = 512
 MAX_REMEMBERED = 1 << 20  # tokens whose hash is kept
 
-
 Rows = Annotated[int, Range(1, MAX_CELLS)]
 Buckets = Annotated[int, Range(2, MAX_CELLS)]
 Dim = Annotated[int, Range(1, MAX_DIM)]
@@ -50,10 +48,7 @@ Seed = Annotated[int, Range(0, 2**63, below=True)]
 
 
 class HashFamily(ABC):
-    """`rows` hash functions, drawn by a seed, from items to `buckets` buckets.
-
-    Two families are the same functions exactly when their `spec` is equal.
-    """
+    """`rows` hash functions, drawn by a seed, from items to `buckets` buckets."""
 
     name: ClassVar[str]
     rows: int
@@ -109,7 +104,7 @@ class SRP(HashFamily):
 def within_float32(x: NDArray[Any]) -> NDArray[np.float32]:
     """Return vectors as float32; where sums could overflow, scaled by a power of two.
 
-    Scaling changes no angle and no rounding, and depends on the vector alone.
+    That changes no angle and no rounding, and depends on the vector alone.
     """
     if x.dtype.kind in "fiu" and x.dtype.itemsize > 2:
         peak = np.maximum(x.max(axis=1, initial=0), -x.min(axis=1, initial=0).astype(float))
@@ -125,9 +120,8 @@ class PStable(HashFamily):
     """floor((a.x + b) / width), folded to `buckets` (Datar, Immorlica, Indyk, Mirrokni 2004).
 
     Directions a are rotations in float64, b is uniform on [0, width). Folding adds
-    (1 - p) / buckets to the probability p that two points take the same step.
-
-    The width of a step is about the distance at which points should begin to count as different.
+    (1 - p) / buckets to the probability p that two points take the same step. `width` is about the
+    distance from which on points should count as different.
     """
 
     name: ClassVar[str] = "pstable"
@@ -208,7 +202,7 @@ def rotations(
 
     Direction i = b * rows + r is coordinate i % used of rotation i // used, and serves row r.
     Small rotations serve each row at most once, so that the planes of one row stay independent.
-    D1 is shared by all rotations, so H D1 x is computed once per sample.
+    All share D1, so that H D1 x is computed once per sample.
     """
     m = max(MIN_PADDED, 1 << (dim - 1).bit_length())
     used = m if m >= PACKED else min(m, rows)
@@ -306,21 +300,15 @@ def _hash_blocks(family: HashFamily, blocks: Iterator[Block]) -> Iterator[Codes]
     def work(block: Block) -> Codes:
         return family.codes(block())
 
-    ahead = list(islice(blocks, 2))
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     workers = (int(wanted) if wanted.isdigit() else 0) or cores or 1
-    if workers == 1 or len(ahead) < 2:
-        yield from map(work, chain(ahead, blocks))
+    if workers == 1:
+        yield from map(work, blocks)
         return
     with ThreadPoolExecutor(workers) as pool:
-        flying: deque[Future[Codes]] = deque()
-        for block in chain(ahead, blocks):
-            flying.append(pool.submit(work, block))
-            if len(flying) > 2 * workers:
-                yield flying.popleft().result()
-        while flying:
-            yield flying.popleft().result()
+        while some := list(islice(blocks, 4 * workers)):  # no more are held in memory
+            yield from pool.map(work, some) if len(some) > 1 else map(work, some)
 
 
 def block_length(rows: int, dim: int) -> int:

@@ -1,7 +1,6 @@
-"""What happens to data before they are hashed. A sketch's header states it.
+"""What happens to data before they are hashed, by public constants that a sketch's header states.
 
-Sketches are comparable only when everybody prepared the data the same way, by public constants:
-those computed from the data of one client would differ, and give the client's data away.
+Constants computed from the data of one client would differ from others', and give the data away.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ class Transform:
     embedding : str, optional
         A name for what made the vectors, such as a network; sketches of other names are unlike.
     center, scale : float or sequence of float
-        Public constants: x becomes (x - center) / scale. Sign projections see angles only, and
-        vectors with positive entries all point the same way unless they are centered.
+        x becomes (x - center) / scale. Sign projections see angles only, and vectors with positive
+        entries all point the same way unless they are centered.
     unit : bool
         Divide each vector by its length; the zero vector stays.
     classes, label_weight : int, float
-        With labels: how many there are, each a column appended to x, and what stands in the column
-        of the sample's label; 1 gives it as much weight as a vector of unit length.
+        With labels: how many there are, each a column appended to x, and what stands in that of the
+        sample's label; 1 gives it as much weight as a vector of unit length.
 
     Examples
     --------
