@@ -70,19 +70,6 @@ def test_the_three_conventions_differ_as_measured(mnist_like):
     assert max(by_class) > 2 * min(by_class)  # the only one with unequal sizes
 
 
-def test_dirichlet_per_class_splits_a_class_by_the_dirichlet_law():
-    # Of one class, the share of a client is Beta(a, (n-1)a), variance
-    # (n-1)/(n^2 (na+1)) = 0.0833 at a = 0.5, n = 4. 2,000 splits: standard error 0.002.
-    labels = np.zeros(1000, dtype=int)
-    rng = np.random.default_rng(0)
-    first = [
-        len(dirichlet_per_class(labels, 4, rng, alpha=0.5, min_size=0)[0]) / 1000
-        for _ in range(2000)
-    ]
-    assert np.mean(first) == pytest.approx(0.25, abs=0.02)
-    assert np.var(first) == pytest.approx(3 / (16 * 3), abs=0.008)
-
-
 def test_the_cap_stops_clients_at_the_average_size():
     # A capped client can pass the average only with the class that takes it there.
     labels = np.repeat(np.arange(10), 100)
@@ -91,13 +78,6 @@ def test_the_cap_stops_clients_at_the_average_size():
         for row in table(labels, parts):
             last = np.flatnonzero(row)[-1] if row.any() else 0
             assert row[:last].sum() < 100 or row[last] == 0
-
-
-def test_a_minimum_size_is_met_from_those_who_have_more():
-    labels = np.repeat(np.arange(3), 20)
-    for seed in range(20):
-        parts = dirichlet_per_class(labels, 30, np.random.default_rng(seed), alpha=0.01, min_size=2)
-        assert {part.size for part in parts} == {2}
 
 
 def test_uniform_plus_dirichlet_has_a_skewed_and_a_uniform_half(mnist_like):

@@ -26,41 +26,37 @@ from fedcohort.simulate.local import jobs
 
 NAMES = tuple("abcdefgh")
 SECONDS = {"a": 4.0, "b": 1.0, "c": 9.0, "d": 2.0}
+SPEED_COLUMNS = "client,samples_per_second,bytes_per_second"
 
 
-def closed(pace, wanted=4, lost=(), limit=None):
-    end = pace.close(wanted, SECONDS, lost, pace.limit([]) if limit is None else limit)
-    return end.used, end.cut, end.seconds, end.slowest
-
-
-def test_a_round_waits_for_everybody():
-    assert closed(Pace()) == (("a", "b", "c", "d"), (), 9.0, "c")
-    # It waits for one that never answers, since nobody knows that.
-    assert closed(Pace(), lost={"c"}) == (("a", "b", "d"), (), 9.0, "c")
-    assert closed(Pace(), lost=set(SECONDS)) == ((), (), 9.0, "c")
-
-
-def test_over_selection_ends_with_the_last_update_wanted():
-    pace = Pace(over_select=1.3)
-    assert [pace.asked(k) for k in (1, 3, 10, 100)] == [2, 4, 13, 130]
-    assert closed(pace, wanted=3) == (("a", "b", "d"), ("c",), 4.0, "a")
-    assert closed(pace, wanted=3, lost={"b"}) == (("a", "c", "d"), (), 9.0, "c")
-    assert closed(pace, wanted=3, lost={"b", "d"})[:3] == (("a", "c"), (), 9.0)
-
-
-def test_a_deadline_ends_the_round_but_not_without_an_update():
-    assert closed(Pace(deadline=3)) == (("b", "d"), ("a", "c"), 3.0, "c")
-    assert closed(Pace(deadline=4.0)) == (("a", "b", "d"), ("c",), 4.0, "a")
-    assert closed(Pace(deadline=20)) == (("a", "b", "c", "d"), (), 9.0, "c")
-    alone = Pace(deadline=0.5).close(4, SECONDS, (), 0.5)
-    assert (alone.used, alone.seconds, alone.extended) == (("b",), 1.0, True)
-    assert closed(Pace(deadline=3), lost=set(SECONDS))[:3] == ((), (), 3.0)
-    # Both: the deadline comes first, or the number.
-    assert closed(Pace(over_select=2, deadline=3), wanted=3)[0] == ("b", "d")
-    assert closed(Pace(over_select=2, deadline=3), wanted=1)[0] == ("b",)
+@pytest.mark.parametrize(
+    ("pace", "given", "expected"),
+    [
+        (Pace(), {}, ("abcd", "", 9.0, "c")),
+        # It waits for one that never answers, since nobody knows that.
+        (Pace(), {"lost": "c"}, ("abd", "", 9.0, "c")),
+        (Pace(), {"lost": "abcd"}, ("", "", 9.0, "c")),
+        (Pace(over_select=1.3), {"wanted": 3}, ("abd", "c", 4.0, "a")),
+        (Pace(over_select=1.3), {"wanted": 3, "lost": "b"}, ("acd", "", 9.0, "c")),
+        (Pace(over_select=1.3), {"wanted": 3, "lost": "bd"}, ("ac", "", 9.0, "c")),
+        (Pace(deadline=3), {}, ("bd", "ac", 3.0, "c")),
+        (Pace(deadline=4.0), {}, ("abd", "c", 4.0, "a")),
+        (Pace(deadline=20), {}, ("abcd", "", 9.0, "c")),
+        (Pace(deadline=3), {"lost": "abcd"}, ("", "", 3.0, "c")),
+        (Pace(deadline=0.5), {}, ("b", "acd", 1.0, "b")),  # not without an update
+        # Both: the deadline comes first, or the number.
+        (Pace(over_select=2, deadline=3), {"wanted": 3}, ("bd", "ac", 3.0, "c")),
+        (Pace(over_select=2, deadline=3), {"wanted": 1}, ("b", "acd", 1.0, "b")),
+    ],
+)
+def test_when_a_round_ends_and_whose_updates_it_uses(pace, given, expected):
+    end = pace.close(given.get("wanted", 4), SECONDS, given.get("lost", ()), pace.limit([]))
+    assert ("".join(end.used), "".join(end.cut), end.seconds, end.slowest) == expected
+    assert end.extended == (pace.deadline == 0.5)
 
 
 def test_a_quantile_is_of_the_durations_measured():
+    assert [Pace(over_select=1.3).asked(k) for k in (1, 3, 10, 100)] == [2, 4, 13, 130]
     pace = Pace(deadline="50%")
     assert pace.limit([]) == float("inf")
     assert pace.limit([1.0, 2.0, 10.0]) == 2.0
@@ -108,9 +104,7 @@ def test_durations_are_drawn_and_read(tmp_path):
     speeds = np.log(list(drawn.samples_per_second.values()))
     assert np.median(speeds) == pytest.approx(np.log(100), abs=0.05)  # 5 standard errors: 0.05
     assert speeds.std() == pytest.approx(0.5, abs=0.03)
-    (tmp_path / "trace.csv").write_text(
-        "client,samples_per_second,bytes_per_second\na,100,1000\nb,100,1000.0\n"
-    )
+    (tmp_path / "trace.csv").write_text(f"{SPEED_COLUMNS}\na,100,1000\nb,100,1000.0\n")
     assert Durations.read(tmp_path / "trace.csv") == alike
     (tmp_path / "durations.csv").write_text("client,seconds\na,2.5\n")  # as Flower runs leave it
     assert Durations.read(tmp_path / "durations.csv").seconds("a", 10**6, 10**9) == 2.5
@@ -127,20 +121,24 @@ def test_phones_are_those_that_were_measured():
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("read", "text", "words"),
     [
-        ("client,samples_per_second\na,1\n", "bytes_per_second"),
-        ("client,samples_per_second,bytes_per_second\na,0,1\n", "line 2: samples_per_second=0"),
-        ("client,samples_per_second,bytes_per_second\na,1,1\na,1,1\n", "twice"),
-        ("client,samples_per_second,bytes_per_second\n,1,1\n", "empty"),
+        (Durations.read, "client,samples_per_second\na,1\n", "bytes_per_second"),
+        (Durations.read, f"{SPEED_COLUMNS}\na,0,1\n", "line 2: samples_per_second=0"),
+        (Durations.read, f"{SPEED_COLUMNS}\na,1,1\na,1,1\n", "twice"),
+        (Durations.read, f"{SPEED_COLUMNS}\n,1,1\n", "empty"),
+        (Trace.read, "round,client\n2,a\n", "start with round 1"),
+        (Trace.read, "round\n1\n", "must have the columns round,client"),
+        (Trace.read, "round,client\n-1,a\n", "line 2: round=-1"),
+        (Trace.read, "round,client\n1\n", "line 2: client"),
     ],
 )
-def test_a_wrong_trace_is_named(tmp_path, text, words):
+def test_mistakes_in_files_are_named(tmp_path, read, text, words):
     (tmp_path / "trace.csv").write_text(text)
     with pytest.raises(ConfigError, match=words):
-        Durations.read(tmp_path / "trace.csv")
+        read(tmp_path / "trace.csv")
     with pytest.raises(ConfigError, match="missing"):
-        Durations.read(tmp_path / "missing")
+        read(tmp_path / "missing")
 
 
 LOCAL = LocalTraining(epochs=1, batch_size=16, lr=0.1)
@@ -253,24 +251,6 @@ def test_a_trace_holds_until_the_next_entry(tmp_path):
     trace = Trace.read(tmp_path / "trace.csv")
     rounds = [trace.available(i, NAMES, stream(0)) for i in (0, 2, 3, 9)]
     assert rounds == [["a", "b"], ["a", "b"], ["c"], ["c"]]
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("round,client\n2,a\n", "start with round 1"),
-        ("round\n1\n", "must have the columns round,client"),
-        ("round,client\n-1,a\n", "line 2: round=-1"),
-        ("round,client\n1\n", "line 2: client"),
-    ],
-)
-def test_bad_traces_are_refused(tmp_path, content, complaint):
-    path = tmp_path / "trace.csv"
-    path.write_text(content)
-    with pytest.raises(ConfigError, match=complaint):
-        Trace.read(path)
-    with pytest.raises(ConfigError, match="missing"):
-        Trace.read(tmp_path / "missing")
 
 
 def test_phones_are_there_at_night_and_some_hardly_ever():

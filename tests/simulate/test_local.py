@@ -32,14 +32,6 @@ def test_each_epoch_visits_every_sample_once_and_keeps_the_last_batch(n, batch, 
     assert all(map(np.array_equal, short, batches))
 
 
-def test_the_order_belongs_to_seed_round_and_client():
-    local = LocalTraining()
-    order = batch_plan(1, 2, "a", 50, local).order.tolist()
-    assert order == stream(1, "batches", 2, "a").permutation(50).tolist()
-    for other in ((2, 2, "a"), (1, 3, "a"), (1, 2, "b")):
-        assert batch_plan(*other, 50, local).order.tolist() != order
-
-
 @given(n=SMALL, passes=st.integers(1, 4), seed=st.integers(0, 2**60))
 def test_shuffles_are_those_of_the_stream(n, passes, seed):
     local = LocalTraining(epochs=passes, batch_size=1)
