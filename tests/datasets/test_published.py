@@ -20,6 +20,74 @@ from fedcohort.datasets.published import (
 )
 from fedcohort.exceptions import ConfigError, DataError
 
+IMAGES = np.random.default_rng(0).integers(0, 256, (12, 28, 28), dtype=np.uint8)
+LABELS = np.arange(12, dtype=np.uint8) % 10
+FEMNIST = {
+    "images": IMAGES,
+    "labels": (np.arange(12) * 5).astype(np.uint8),
+    "writers": np.repeat([0, 1, 2], 4).astype(np.uint16),
+    "writer_ids": np.array(["f0001_00", "f0002_11", "f0003_22"]),
+    "is_test": np.tile([False, False, False, True], 3),
+}
+HEART = "63.0,1.0,4.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,"
+
+
+def idx(array):
+    return struct.pack(f">{1 + array.ndim}I", 2048 + array.ndim, *array.shape) + array.tobytes()
+
+
+def write_mnist(folder):
+    for part in ("train", "t10k"):
+        for name, array in (("images-idx3", IMAGES), ("labels-idx1", LABELS)):
+            (folder / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(idx(array)))
+
+
+def write_cifar(folder):
+    for i, name in enumerate(["test_batch", *(f"data_batch_{k}" for k in range(1, 6))]):
+        records = np.random.default_rng(i).integers(0, 256, (4, 3073), dtype=np.uint8)
+        records[:, 0] %= 10
+        (folder / f"{name}.bin").write_bytes(records.tobytes())
+
+
+def write_femnist(folder, **changes):
+    arrays = {key: value for key, value in (FEMNIST | changes).items() if value is not None}
+    np.savez_compressed(folder / "femnist.npz", **arrays)
+
+
+def write_heart(folder):
+    for hospital in ("cleveland", "hungarian", "switzerland", "va"):
+        rows = [HEART + str(i % 5) for i in range(12)]
+        rows[3] = "50,0,1,?,0,?,0,140,1,1,?,?,?,0"
+        (folder / f"processed.{hospital}.data").write_text("\n".join(rows) + "\n")
+
+
+def write_plays(folder, text=""):
+    data = text if isinstance(text, bytes) else text.encode()
+    (folder / "plays.tsv.gz").write_bytes(gzip.compress(data))
+
+
+WRITERS = {
+    "mnist": write_mnist,
+    "fashion-mnist": write_mnist,
+    "cifar10": write_cifar,
+    "femnist": write_femnist,
+    "heart-disease": write_heart,
+    "shakespeare": write_plays,
+}
+
+
+@pytest.fixture
+def published(tmp_path):
+    """Return a function that writes a data set, as it is published, and returns its folder."""
+
+    def write(name, *arguments, **options):
+        folder = tmp_path / name
+        folder.mkdir(parents=True, exist_ok=True)
+        WRITERS[name](folder, *arguments, **options)
+        return folder
+
+    return write
+
 
 def test_root_then_variable_then_cache(published, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -51,15 +119,8 @@ def test_available_tells_ok_missing_and_damaged_apart(published, tmp_path):
     published("heart-disease")
     (published("cifar10") / "data_batch_1.bin").write_bytes(b"x")
     status = {record.name: record for record in available(tmp_path)}
-    assert {name: record.status for name, record in status.items()} == {
-        "digits": "ok",
-        "mnist": "ok",
-        "fashion-mnist": "missing",
-        "cifar10": "damaged",
-        "femnist": "missing",
-        "shakespeare": "missing",
-        "heart-disease": "ok",
-    }
+    expected = {"mnist": "ok", "heart-disease": "ok", "digits": "ok", "cifar10": "damaged"}
+    assert {n: r.status for n, r in status.items()} == dict.fromkeys(DATASETS, "missing") | expected
     assert (status["mnist"].samples, status["mnist"].clients) == (24, None)
     assert (status["heart-disease"].samples, status["heart-disease"].clients) == (44, 4)
     assert status["mnist"].where == str(tmp_path / "mnist")
@@ -81,8 +142,8 @@ def test_digits_are_scikit_learns_split_once_and_for_all():
 def test_idx_round_trip(name, published, tmp_path):
     folder = published(name)
     data = load(name, tmp_path)
-    assert np.array_equal(data.x[:, 0], published.images.astype(np.float32) / np.float32(255))
-    assert np.array_equal(data.y_test, published.labels)
+    assert np.array_equal(data.x[:, 0], IMAGES.astype(np.float32) / np.float32(255))
+    assert np.array_equal(data.y_test, LABELS)
     for path in list(folder.iterdir()):  # uncompressed files do as well
         (folder / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
         path.unlink()
@@ -102,8 +163,8 @@ def test_cifar_round_trip(published, tmp_path):
 
 def test_femnist_round_trip(published, tmp_path):
     published("femnist")
-    data, test = load("femnist", tmp_path), published.femnist["is_test"]
-    expected = published.images[~test].astype(np.float32) / np.float32(255)  # not inverted
+    data, test = load("femnist", tmp_path), FEMNIST["is_test"]
+    expected = IMAGES[~test].astype(np.float32) / np.float32(255)  # not inverted
     assert np.array_equal(data.x[:, 0], expected)
     assert data.classes == 62
     assert data.client_ids.tolist() == ["f0001_00"] * 3 + ["f0002_11"] * 3 + ["f0003_22"] * 3
@@ -201,14 +262,13 @@ def test_max_samples_are_spread_over_the_text(published, tmp_path):
         load("shakespeare", max_samples=0)
 
 
-IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
-HEART = "63.0,1.0,4.0,145.0,233.0,1.0,2.0,150.0,0.0,2.3,3.0,0.0,6.0,"
+IMAGE_FILE, LABEL_FILE = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 DAMAGED = [
-    ("mnist", IMAGES, gzip.compress(b"\0\0\x08\x03")[:-8] + bytes(8), "IDX images"),  # checksum
-    ("mnist", IMAGES, gzip.compress(struct.pack(">4I", 2051, 2**32 - 1, 28, 28)), "IDX images"),
-    ("mnist", IMAGES, gzip.compress(struct.pack(">4I", 2051, 0, 28, 28)), "IDX images"),
-    ("mnist", LABELS, gzip.compress(struct.pack(">2I", 2049, 5) + bytes(5)), "5 labels for 12"),
-    ("mnist", LABELS, gzip.compress(struct.pack(">2I", 2049, 12) + b"\n" * 12), "label 10"),
+    ("mnist", IMAGE_FILE, gzip.compress(b"\0\0\x08\x03")[:-8] + bytes(8), "IDX images"),  # checksum
+    ("mnist", IMAGE_FILE, gzip.compress(struct.pack(">4I", 2051, 2**32 - 1, 28, 28)), "IDX images"),
+    ("mnist", IMAGE_FILE, gzip.compress(struct.pack(">4I", 2051, 0, 28, 28)), "IDX images"),
+    ("mnist", LABEL_FILE, gzip.compress(struct.pack(">2I", 2049, 5) + bytes(5)), "5 labels for 12"),
+    ("mnist", LABEL_FILE, gzip.compress(struct.pack(">2I", 2049, 12) + b"\n" * 12), "label 10"),
     ("cifar10", "data_batch_3.bin", bytes(3072), "records of 3073 bytes"),
     ("cifar10", "data_batch_3.bin", b"\x0a" + bytes(3072), "record 0 has label 10"),
     ("heart-disease", "processed.va.data", b"", "empty"),

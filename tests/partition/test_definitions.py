@@ -9,24 +9,13 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.partition import (
-    apportion,
-    deal,
-    dirichlet,
-    dirichlet_environment,
-    dirichlet_per_class,
-    dirichlet_per_client,
-    dirichlet_prior,
-    least_sizes,
-    natural,
-    one_label,
-    shards,
-    skewness,
-    uniform_plus_dirichlet,
-    uniform_sizes,
-)
+from fedcohort.partition import PARTITIONS, apportion, deal, dirichlet, least_sizes, natural
 
 label_rows = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)
+
+
+def split(name, labels, clients, seed=0, **options):
+    return PARTITIONS[name](labels, clients, np.random.default_rng(seed), **options)
 
 
 def table(labels, parts):
@@ -42,7 +31,7 @@ def top_shares(labels, parts):
 def test_shards_of_equal_classes_hold_at_most_that_many_labels():
     labels = np.repeat(np.arange(10), 60)
     for per_client in (1, 2, 5):
-        counts = table(labels, shards(labels, 20, np.random.default_rng(0), per_client=per_client))
+        counts = table(labels, split("shards", labels, 20, per_client=per_client))
         assert (counts.sum(axis=1) == 30).all()
         assert (counts > 0).sum(axis=1).max() <= per_client
     assert set(counts[counts > 0] % 6) == {0}  # five shards of six
@@ -53,20 +42,10 @@ def test_the_three_conventions_differ_as_measured(mnist_like):
     # Dir(0.2 * prior) 0.89. Dealing without replacement takes a little off. Five splits of 100
     # clients; a mean over 500 clients has a standard error of about 0.01.
     labels = mnist_like()
-
-    def mean_top(call):
-        return np.mean(
-            [
-                top_shares(labels, call(labels, 100, np.random.default_rng(s), alpha=0.2)).mean()
-                for s in range(5)
-            ]
-        )
-
-    assert mean_top(dirichlet_per_client) == pytest.approx(0.53, abs=0.04)
-    assert mean_top(dirichlet_prior) == pytest.approx(0.88, abs=0.04)
-    by_class = [
-        len(p) for p in dirichlet_per_class(labels, 100, np.random.default_rng(0), alpha=0.2)
-    ]
+    for name, share in (("dirichlet-per-client", 0.53), ("dirichlet-prior", 0.88)):
+        tops = [top_shares(labels, split(name, labels, 100, s, alpha=0.2)) for s in range(5)]
+        assert np.mean(tops) == pytest.approx(share, abs=0.04)
+    by_class = [len(p) for p in split("dirichlet-per-class", labels, 100, alpha=0.2)]
     assert max(by_class) > 2 * min(by_class)  # the only one with unequal sizes
 
 
@@ -74,7 +53,7 @@ def test_the_cap_stops_clients_at_the_average_size():
     # A capped client can pass the average only with the class that takes it there.
     labels = np.repeat(np.arange(10), 100)
     for seed in range(20):
-        parts = dirichlet_per_class(labels, 10, np.random.default_rng(seed), alpha=0.1, min_size=0)
+        parts = split("dirichlet-per-class", labels, 10, seed, alpha=0.1, min_size=0)
         for row in table(labels, parts):
             last = np.flatnonzero(row)[-1] if row.any() else 0
             assert row[:last].sum() < 100 or row[last] == 0
@@ -82,9 +61,7 @@ def test_the_cap_stops_clients_at_the_average_size():
 
 def test_uniform_plus_dirichlet_has_a_skewed_and_a_uniform_half(mnist_like):
     labels = mnist_like(2)
-    top = top_shares(
-        labels, uniform_plus_dirichlet(labels, 31, np.random.default_rng(0), alpha=0.5)
-    )
+    top = top_shares(labels, split("uniform-plus-dirichlet", labels, 31, alpha=0.5))
     assert top[:15].mean() > 0.3
     assert top[15:].max() < 0.17  # 968 samples: 0.112 + 5 standard deviations
 
@@ -95,7 +72,7 @@ def test_one_label_means_one_label(labels, clients, seed):
     classes = np.unique(labels).size
     assume(labels.size >= clients)
     try:
-        parts = one_label(labels, clients, np.random.default_rng(seed))
+        parts = split("one-label", labels, clients, seed)
     except ConfigError as error:
         refusal = str(error)
         assert "use fewer clients" in refusal
@@ -115,7 +92,7 @@ def test_skewness_gives_each_client_its_share_of_a_main_class(sizes, clients, xi
     assume(max(sizes) <= sum(sizes) / 2)
     labels = np.repeat(np.arange(len(sizes)), sizes)
     try:
-        parts = skewness(labels, clients, np.random.default_rng(seed), xi=xi, min_size=2)
+        parts = split("skewness", labels, clients, seed, xi=xi, min_size=2)
     except ConfigError:
         return
     for row in table(labels, parts):
@@ -128,10 +105,10 @@ def test_skewness_gives_each_client_its_share_of_a_main_class(sizes, clients, xi
 
 def test_skewness_puts_the_share_before_equal_sizes(mnist_like):
     labels = mnist_like(1)
-    counts = table(labels, skewness(labels, 100, np.random.default_rng(0), xi=0.8))
+    counts = table(labels, split("skewness", labels, 100, xi=0.8))
     assert set(counts.sum(axis=1)) == {600}
     assert counts.max(axis=1) / 600 == pytest.approx(0.8, abs=0.02)
-    pure = table(labels, skewness(labels, 100, np.random.default_rng(0), xi=1))
+    pure = table(labels, split("skewness", labels, 100, xi=1))
     assert ((pure > 0).sum(axis=1) == 1).all()
     assert (pure.sum(axis=1).min(), pure.sum(axis=1).max()) == (584, 627)  # docs/data.md
 
@@ -143,48 +120,46 @@ def test_skewness_puts_the_share_before_equal_sizes(mnist_like):
 def test_two_halves_are_two_different_classes(sizes, clients, seed):
     labels = np.repeat(np.arange(len(sizes)), sizes)
     try:
-        parts = skewness(labels, clients, np.random.default_rng(seed), xi="H")
+        parts = split("skewness", labels, clients, seed, xi="H")
     except ConfigError:
         return
     assert ((table(labels, parts) > 0).sum(axis=1) == 2).all()
 
 
 @pytest.mark.parametrize(
-    ("call", "labels", "clients", "options", "message"),
+    ("name", "labels", "clients", "options", "message"),
     [
-        (shards, [0, 1, 0, 1, 0], 2, {"per_client": 3}, "per_client=3 x 2 clients"),
-        (skewness, [0, 1], 2, {"xi": "h"}, "xi='h'"),
-        (skewness, [0, 0, 0], 1, {"xi": "H"}, "cannot cover 1 classes"),
-        (skewness, [0, 1, 1], 2, {"xi": "H"}, "too small"),
-        (skewness, [0, 1, 2, 2], 2, {"xi": 1.0}, "xi of at most 0.750"),
-        (dirichlet_environment, [0, 1, 0, 1], 2, {"samples": 5}, "samples=5"),
-        (dirichlet_environment, [0, 1, 0, 1], 2, {"samples": 2, "min_size": 3}, "min_size=3"),
-        (dirichlet_environment, [0, 1, 0, 1], 2, {"samples": 2, "x_med": 3.0}, "x_max=3.0"),
-        (uniform_sizes, [0, 1, 0, 1], 2, {"low": 5, "high": 4}, "low=5"),
-        (dirichlet_per_client, [0, 1, 0, 1], 2, {"alpha": 0.0}, "alpha=0.0"),
+        ("shards", [0, 1, 0, 1, 0], 2, {"per_client": 3}, "per_client=3 x 2 clients"),
+        ("skewness", [0, 1], 2, {"xi": "h"}, "xi='h'"),
+        ("skewness", [0, 0, 0], 1, {"xi": "H"}, "cannot cover 1 classes"),
+        ("skewness", [0, 1, 1], 2, {"xi": "H"}, "too small"),
+        ("skewness", [0, 1, 2, 2], 2, {"xi": 1.0}, "xi of at most 0.750"),
+        ("dirichlet-environment", [0, 1, 0, 1], 2, {"samples": 5}, "samples=5"),
+        ("dirichlet-environment", [0, 1, 0, 1], 2, {"samples": 2, "min_size": 3}, "min_size=3"),
+        ("dirichlet-environment", [0, 1, 0, 1], 2, {"samples": 2, "x_med": 3.0}, "x_max=3.0"),
+        ("uniform-sizes", [0, 1, 0, 1], 2, {"low": 5, "high": 4}, "low=5"),
+        ("dirichlet-per-client", [0, 1, 0, 1], 2, {"alpha": 0.0}, "alpha=0.0"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(call, labels, clients, options, message):
+def test_options_that_make_no_sense_are_refused(name, labels, clients, options, message):
     with pytest.raises(ConfigError, match=message):
-        call(labels, clients, np.random.default_rng(0), **options)
+        split(name, labels, clients, **options)
 
 
 @settings(max_examples=60, deadline=None)
 @given(label_rows, st.integers(1, 20), st.data(), st.integers(0, 2**32))
 def test_environment_clients_have_their_size_without_repeats(labels, clients, data, seed):
     samples = data.draw(st.integers(1, labels.size))
-    parts = dirichlet_environment(labels, clients, np.random.default_rng(seed), samples=samples)
+    parts = split("dirichlet-environment", labels, clients, seed, samples=samples)
     assert len(parts) == clients
     for part in parts:
         assert part.size == samples
-        assert (np.diff(part) > 0).all()
-        assert part[0] >= 0
-        assert part[-1] < labels.size
+        assert (np.diff(part) > 0).all() and part[0] >= 0 and part[-1] < labels.size
 
 
 def test_environment_as_in_fedacs():
     labels = np.repeat(np.arange(10), 5000)
-    parts = dirichlet_environment(labels, 200, np.random.default_rng(0), x_med=0.1, x_max=5.0)
+    parts = split("dirichlet-environment", labels, 200, x_med=0.1, x_max=5.0)
     holders = np.bincount(np.concatenate(parts), minlength=labels.size)
     assert holders.mean() == 8.0  # 200 x 2,000 / 50,000
     top = top_shares(labels, parts)
@@ -233,11 +208,9 @@ def test_released_sizes_solve_the_quadratic_program():
 def test_fedcors_released_split_is_unbalanced():
     """100 clients of Fashion-MNIST: up to 1,396 records in the authors' run, 600 on average."""
     labels = np.repeat(np.arange(10), 6000)
-    parts = dirichlet_prior(labels, 100, np.random.default_rng(0), alpha=0.2, sizes="released")
-    sizes = np.array([len(part) for part in parts])
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(60_000))
-    assert sizes.min() < 450
-    assert sizes.max() > 900
+    parts = split("dirichlet-prior", labels, 100, alpha=0.2, sizes="released")
+    sizes = [len(part) for part in parts]
+    assert min(sizes) < 450 and max(sizes) > 900
     assert top_shares(labels, parts).mean() == pytest.approx(0.88, abs=0.04)
 
 
