@@ -12,7 +12,7 @@ from scipy import stats
 from fedcohort.analysis.comparison import comparison, curve, paired_interval
 from fedcohort.experiments.config import parse
 from fedcohort.experiments.results import Members, Results, Run, Summary
-from fedcohort.report.content import content
+from fedcohort.report.content import Content
 from fedcohort.report.tables import comparison_cells, fit_table
 from fedcohort.rounds import History, RoundRecord
 
@@ -112,11 +112,11 @@ def test_the_table_fits_its_terminal():
 def test_seconds_to_the_target_and_time_come_first_where_rounds_differ_in_time():
     runs = [run("oort", [[0.5, 0.9]], [2]), run("uniform", [[0.1, 0.2]], [None])]
     assert "seconds to 80%" not in printed(runs)
-    assert content(Results(runs)).axes[0] == "rounds"
+    assert Content(Results(runs)).axes[0] == "rounds"
     runs[0] = run("oort", [[0.5, 0.9]], [2], seconds=3.5)
     text = printed(runs)
     assert "seconds to 80%" in text and "7.0" in text
-    assert content(Results(runs)).axes[0] == "seconds"
+    assert Content(Results(runs)).axes[0] == "seconds"
 
 
 def test_a_run_before_its_first_round_has_an_empty_row():

@@ -12,7 +12,7 @@ from fedcohort.cli import invoke
 from fedcohort.experiments.compare import DEFAULT_SETTING, compare
 from fedcohort.experiments.config import NamedConfig
 from fedcohort.experiments.results import read
-from fedcohort.report.content import content, skew_ranks
+from fedcohort.report.content import Content, skew_ranks
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_runs_without_ranks_are_named(folder, arguments, culprit, capsys):
 
 
 def test_the_report_has_ranks_and_says_who_made_rounds_wait(folder):
-    shown = content(read(folder))
+    shown = Content(read(folder))
     assert list(shown.ranks) == ["fedacs"]
     last = skew_ranks(folder / "fedacs")[-1]
     assert shown.ranks["fedacs"].rows[0][0].text == last.client

@@ -12,7 +12,7 @@ import pytest
 
 from fedcohort.cli import invoke
 from fedcohort.experiments.results import read
-from fedcohort.report.content import content
+from fedcohort.report.content import Content
 from fedcohort.report.figures import run_figures
 
 HOSTILE = "<script>document.title='stolen'</script><img src=x onerror=document.title='stolen'>"
@@ -56,7 +56,7 @@ def tab(opened):
 
 
 def test_every_figure_has_its_marks(tab, comparison_folder):
-    shown = content(read(comparison_folder))
+    shown = Content(read(comparison_folder))
     # In each chart: 3 highlighted lines, 1 baseline and a faint one, and a band for each of 3.
     for name in ACCURACY:
         assert tab.locator(f"#chart-{name} g.mark-line > path[stroke]").count() == 5
@@ -161,7 +161,7 @@ def test_screen_readers_find_names_for_everything(tab, comparison_folder):
     assert tab.get_by_role("region", name="Results of all runs").count() == 1
     assert tab.get_by_role("main").count() == 1
     assert tab.locator("button:not([aria-label])").evaluate_all("b => b.every(x => x.innerText)")
-    for figure in run_figures(content(read(comparison_folder))):
+    for figure in run_figures(Content(read(comparison_folder))):
         assert "24 clients, split shards (per_client=2)" in figure.caption
         assert "2 seeds" in figure.caption
 

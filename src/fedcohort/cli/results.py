@@ -92,12 +92,12 @@ def report(
     Example: `fedcohort report runs/compare -o report.html`
     """
     from fedcohort.experiments.results import read
-    from fedcohort.report.content import content
+    from fedcohort.report.content import Content
     from fedcohort.report.figures import render, run_figures
     from fedcohort.report.page import run_markdown, run_page
     from fedcohort.storage import make_folder
 
-    shown = content(read(*runs))
+    shown = Content(read(*runs))
     markdown, beside = out.suffix == ".md", out.with_name(f"{out.stem}-figures")
     targets = [] if figures is None else [(figures, ".svg"), (figures, ".png")]
     targets += [(beside, ".svg")] if markdown else []

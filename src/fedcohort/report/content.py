@@ -38,8 +38,8 @@ class Roles(NamedTuple):
     baselines: list[str]
 
 
-class Content(NamedTuple):
-    """Everything that a report shows; runs go from the highest accuracy to the lowest.
+class Content:
+    """Everything that a report on runs shows; they go from the highest accuracy to the lowest.
 
     `chosen` is the run whose cohorts are shown first. `axes` are what accuracy is drawn over, the
     most telling first. `waiting` are the clients that made the rounds of a run wait longest,
@@ -47,59 +47,35 @@ class Content(NamedTuple):
     rounds), and `ranks` are those by skew, of the runs with FedACS.
     """
 
-    title: str
-    headline: str
-    setting: str
-    target: float | None
-    finished: bool
-    table: Cells
-    roles: Roles
-    chosen: str | None
-    axes: list[str]
-    curves: list[Curve]
-    waiting: Rows
-    cohorts: Rows
-    grouped: bool
-    ranks: dict[str, Cells]
-    settings: dict[str, str]
-    provenance: list[str]
-
-
-def content(results: Results) -> Content:
-    """Compute what the report on `results` shows."""
-    rows = comparison(started := Results(r for r in results if r.histories))
-    order = np.argsort([-np.nan_to_num(row.accuracy.mean, nan=-1.0) for row in rows], kind="stable")
-    rows, started = [rows[i] for i in order], Results(started[i] for i in order)
-    baselines = [r.policy for r in started if any(started.baseline(o) is r for o in started)]
-    ranked = [r.policy for r in started if r.policy not in baselines]
-    experiments = [r.experiment for r in started if r.experiment is not None]
-    longest = max((len(h.rounds) for r in started for h in r.histories), default=1)
-    most_clients = max((len(r.members[0].clients) for r in started), default=0)
-    datasets = dict.fromkeys(e.data.dataset for e in experiments)
-    timed = durations_differ(started)  # then time comes first
-    ranks = {}
-    for run in started:
-        with suppress(ConfigError):  # of another policy than FedACS
-            if run.folder is not None:
-                ranks[run.policy] = rank_cells(skew_ranks(run.folder)[::-1])
-    return Content(
-        title=" on ".join(["Client selection", *([", ".join(datasets)] if datasets else [])]),
-        headline=_headline(rows, baselines),
-        setting=_setting(experiments),
-        target=started.target,
-        finished=all(r.finished for r in results),
-        table=comparison_cells(started, rows),
-        roles=Roles(ranked, ranked[:HIGHLIGHTED], baselines),
-        chosen=next(iter([*ranked, *baselines]), None),
-        axes=["seconds", "rounds", "megabytes"] if timed else ["rounds", "megabytes", "seconds"],
-        curves=[_thin(line) for line in map(curve, started) if line.rounds],
-        waiting=[row for r in started for row in _waited_for(r)],
-        cohorts=[row for r in started for row in _cohorts(r)],
-        grouped=max(longest, most_clients) > MAX_CELLS,
-        ranks=ranks,
-        settings=_shared_settings(experiments),
-        provenance=_provenance(started),
-    )
+    def __init__(self, results: Results) -> None:
+        rows = comparison(runs := Results(r for r in results if r.histories))
+        accuracy = [-np.nan_to_num(row.accuracy.mean, nan=-1.0) for row in rows]
+        order = np.argsort(accuracy, kind="stable")
+        rows, runs = [rows[i] for i in order], Results(runs[i] for i in order)
+        baselines = [r.policy for r in runs if any(runs.baseline(o) is r for o in runs)]
+        ranked = [r.policy for r in runs if r.policy not in baselines]
+        experiments = [r.experiment for r in runs if r.experiment is not None]
+        datasets = ", ".join(dict.fromkeys(e.data.dataset for e in experiments))
+        self.title = f"Client selection on {datasets}" if datasets else "Client selection"
+        self.headline, self.setting = _headline(rows, baselines), _setting(experiments)
+        self.target, self.finished = runs.target, all(r.finished for r in results)
+        self.table = comparison_cells(runs, rows)
+        self.roles = Roles(ranked, ranked[:HIGHLIGHTED], baselines)
+        self.chosen = next(iter([*ranked, *baselines]), None)
+        axes = ["seconds", "rounds", "megabytes"]
+        self.axes = axes if durations_differ(runs) else [*axes[1:], axes[0]]
+        self.curves = [_thin(line) for line in map(curve, runs) if line.rounds]
+        self.waiting = [row for r in runs for row in _waited_for(r)]
+        self.cohorts = [row for r in runs for row in _cohorts(r)]
+        self.grouped = any(
+            max(len(r.histories[0].rounds), len(r.members[0].clients)) > MAX_CELLS for r in runs
+        )
+        self.ranks: dict[str, Cells] = {}
+        for run in runs:
+            with suppress(ConfigError):  # of another policy than FedACS
+                if run.folder is not None:
+                    self.ranks[run.policy] = rank_cells(skew_ranks(run.folder)[::-1])
+        self.settings, self.provenance = _shared_settings(experiments), _provenance(runs)
 
 
 def _setting(experiments: Sequence[Experiment]) -> str:

@@ -16,7 +16,7 @@ from threading import Lock
 
 from fedcohort.exceptions import FedcohortError
 from fedcohort.experiments.results import read, run_folders
-from fedcohort.report.content import content
+from fedcohort.report.content import Content
 from fedcohort.report.page import run_page
 
 ADDRESS = "127.0.0.1"
@@ -46,7 +46,7 @@ def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
         with lock:
             now = version(folders)
             if latest[0] != now:
-                latest = now, run_page(content(read(*folders)), live=True).encode()
+                latest = now, run_page(Content(read(*folders)), live=True).encode()
             return latest[1]
 
     pages: dict[str, tuple[str, Callable[[], bytes]]] = {
