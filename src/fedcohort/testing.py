@@ -217,13 +217,8 @@ def _restored(saved: Session, fresh: Session) -> Session:
     return fresh
 
 
-CHECKS: tuple[Callable[[Factory], None], ...] = (
-    check_cohort_size,
-    check_deterministic,
-    check_join_and_leave,
-    check_silent_clients,
-    check_dropouts,
-    check_bad_readings,
-    check_hostile_readings,
-    check_save_and_restore,
+CHECKS: tuple[Callable[[Factory], None], ...] = tuple(
+    check
+    for name, check in vars().items()
+    if name.startswith("check_") and check is not check_policy
 )

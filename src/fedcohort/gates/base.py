@@ -18,28 +18,22 @@ from fedcohort.options import Configurable
 from fedcohort.rounds import ClientId
 from fedcohort.signals.projection import Vectors
 
+Message = NDArray[Any] | None  # what the server announces
+Answers = Mapping[ClientId, NDArray[Any]]  # one row of `Gate.probe` by client
+
 
 class Gate(Configurable, ABC):
-    """Decides who uploads.
+    """Decides who uploads; all that it remembers, at the server, is in `state`.
 
-    Attributes
-    ----------
-    on_skip : {"keep", "reset"}
-        What a client does if it was not asked for its model: keep what it learned, or start again
-        from the global model.
-    profile : frozenset of str
-        Profile signals that the gate needs, beside those of the policy.
-    carries_over : bool
-        Whether what a client kept is still of use after the global model changed: so where clients
-        upload one by one (error feedback), not where all of a cohort upload or none.
-    state : dataclass instance or None
-        All that the gate remembers between rounds, at the server.
+    A client that was not asked for its model keeps what it learned or starts again from the global
+    model (`on_skip`). What it kept is still of use after the global model changed if clients upload
+    one by one (`carries_over`), not if all of a cohort upload or none.
     """
 
     name: ClassVar[str] = ""
     on_skip: Literal["keep", "reset"] = "keep"
     carries_over: bool = True
-    profile: frozenset[str] = frozenset()
+    profile: frozenset[str] = frozenset()  # signals that it needs, beside those of the policy
 
     @property
     def client_options(self) -> Mapping[str, int | float | str | bool]:
@@ -47,32 +41,21 @@ class Gate(Configurable, ABC):
         return {}
 
     @abstractmethod
-    def announce(self, model: Vectors) -> NDArray[Any] | None:
+    def announce(self, model: Vectors) -> Message:
         """Return what the server sends to each selected client; None for nothing."""
 
     @abstractmethod
-    def probe(
-        self, announced: NDArray[Any] | None, start: Vectors, models: Vectors
-    ) -> NDArray[Any]:
-        """Return each client's answer, one row per client.
-
-        `start` is the global model, a single row; `models` are the trained ones.
-        """
+    def probe(self, announced: Message, start: Vectors, models: Vectors) -> NDArray[Any]:
+        """Return a row for each client, its answer; `start` is the global model."""
 
     @abstractmethod
-    def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
+    def decide(self, answers: Answers) -> tuple[ClientId, ...]:
         """Return who uploads, of those that answered; nobody means that the round is skipped."""
 
     def admit(
-        self,
-        answers: Mapping[ClientId, NDArray[Any]],
-        shares: Mapping[ClientId, float],
-        rng: Generator,
+        self, answers: Answers, shares: Mapping[ClientId, float], rng: Generator
     ) -> dict[ClientId, float]:
-        """Return who uploads, and the factor by which its weight grows; 1 by default.
-
-        `shares` are the selected clients' weights in the average, as far as they are known.
-        """
+        """Return who uploads, and the factor by which its share in the average grows."""
         return dict.fromkeys(self.decide(answers), 1.0)
 
     def aggregated(self, before: Vectors, after: Vectors) -> None:
@@ -92,3 +75,9 @@ def register(name: str) -> Callable[[G], G]:
         return gate
 
     return enter
+
+
+def numbers(answers: Answers, kinds: str = "f") -> dict[ClientId, float]:
+    """Return the answers that are one number, at least 0, of such a dtype; others count as none."""
+    fit = {c: a for c, a in answers.items() if a.shape == (1,) and a.dtype.kind in kinds}
+    return {c: float(a[0]) for c, a in fit.items() if a[0] >= 0}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.gates.base import Gate, register
+from fedcohort.gates.base import Answers, Gate, Message, numbers, register
 from fedcohort.options import Share
 from fedcohort.rounds import ClientId
 from fedcohort.signals.projection import Vectors
@@ -73,9 +72,7 @@ class CMFL(Gate):
         step = self.state.step
         return np.packbits([step > 0, step < 0], axis=1).ravel()
 
-    def probe(
-        self, announced: NDArray[Any] | None, start: Vectors, models: Vectors
-    ) -> NDArray[Any]:
+    def probe(self, announced: Message, start: Vectors, models: Vectors) -> NDArray[Any]:
         """Return each client's share of agreeing signs; all agree before the first step."""
         assert announced is not None
         trained = models.numpy()
@@ -86,10 +83,10 @@ class CMFL(Gate):
         shares[~np.isfinite(trained).all(axis=1)] = np.nan
         return shares.astype(np.float32)[:, None]
 
-    def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
+    def decide(self, answers: Answers) -> tuple[ClientId, ...]:
         self.state.rounds += 1
         limit = self.threshold / (np.sqrt(self.state.rounds) if self.decay else 1.0)
-        asked = [c for c, a in answers.items() if a.shape == (1,) and limit <= float(a[0]) <= 1]
+        asked = [c for c, share in numbers(answers).items() if limit <= share <= 1]
         self.state.silent = 0 if asked else self.state.silent + 1
         if self.state.silent == MAX_SILENT:
             LOG.warning(

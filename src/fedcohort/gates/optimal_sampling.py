@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fedcohort.gates.base import Gate, register
+from fedcohort.gates.base import Answers, Gate, Message, numbers, register
 from fedcohort.numerics.sampling import proportional_inclusion
 from fedcohort.options import Count
 from fedcohort.rounds import ClientId
@@ -53,24 +53,15 @@ class OptimalSampling(Gate):
     def announce(self, model: Vectors) -> None:
         """Return nothing: the norm of an update needs no word from the server."""
 
-    def probe(
-        self, announced: NDArray[Any] | None, start: Vectors, models: Vectors
-    ) -> NDArray[np.float32]:
+    def probe(self, announced: Message, start: Vectors, models: Vectors) -> NDArray[np.float32]:
         steps = models.numpy() - start.numpy()
         return np.asarray(np.linalg.norm(steps, axis=1)[:, None], np.float32)
 
     def admit(
-        self,
-        answers: Mapping[ClientId, NDArray[Any]],
-        shares: Mapping[ClientId, float],
-        rng: Generator,
+        self, answers: Answers, shares: Mapping[ClientId, float], rng: Generator
     ) -> dict[ClientId, float]:
         """Draw who uploads; the factor is one over the probability."""
-        norms = {
-            client: float(answer[0])
-            for client, answer in answers.items()
-            if answer.shape == (1,) and answer.dtype.kind == "f" and 0 <= answer[0] < np.inf
-        }
+        norms = {client: norm for client, norm in numbers(answers).items() if norm < np.inf}
         importance = np.array([shares[client] * norm for client, norm in norms.items()])
         wanted = -(-len(norms) // 3) if self.uploads is None else min(self.uploads, len(norms))
         inclusion = proportional_inclusion(importance, wanted)
@@ -78,6 +69,6 @@ class OptimalSampling(Gate):
         pairs = zip(norms, inclusion.tolist(), drawn, strict=True)
         return {client: 1 / chance for client, chance, is_drawn in pairs if is_drawn}
 
-    def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
+    def decide(self, answers: Answers) -> tuple[ClientId, ...]:
         """Return all that answered; `admit` draws among them."""
         return tuple(answers)

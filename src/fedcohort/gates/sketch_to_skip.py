@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcohort.gates.base import Gate, register
+from fedcohort.gates.base import Answers, Gate, Message, numbers, register
 from fedcohort.options import Count, Positive, Range, Whole, typed
 from fedcohort.rounds import ClientId
 from fedcohort.signals.projection import Projection, Vectors
@@ -97,11 +97,11 @@ class SketchToSkip(Gate):
     Checked: flags against projections by hand, decisions and automatic thresholds by cases.
     Reference: Kollias, Salonidis, Wang (2022), Sketch to Skip and Select.
 
-    To skip a share s, "keep" needs cycles of m = 1 / (1 - s) rounds, of which the last is not
-    skipped. While "auto" watches, cycles are that long; its threshold is halfway between the median
-    drifts after m - 1 and m rounds, and for "reset" the s-quantile of the drifts. A cohort's drift
-    is its median ("client"), or its largest, but at most twice its median ("round"). Every round
-    multiplies the threshold by exp(0.1 (u - (1 - s))), u being the share of clients asked.
+    To skip a share s, "keep" needs cycles of m = 1 / (1 - s) rounds. While "auto" watches, cycles
+    are that long; its threshold is halfway between the median drifts after m - 1 and m rounds, and
+    for "reset" the s-quantile of the drifts. A cohort's drift is its median ("client"), or its
+    largest, but at most twice its median ("round"). Every round multiplies the threshold by
+    exp(0.1 (u - (1 - s))), u being the share of clients asked.
     """
 
     def __init__(
@@ -133,9 +133,7 @@ class SketchToSkip(Gate):
         threshold = np.nan if self.state.threshold is None else self.state.threshold
         return np.append(sketch, threshold).astype(np.float32)
 
-    def probe(
-        self, announced: NDArray[Any] | None, start: Vectors, models: Vectors
-    ) -> NDArray[Any]:
+    def probe(self, announced: Message, start: Vectors, models: Vectors) -> NDArray[Any]:
         """Return each client's flag (1: close, skip), or its drift until a threshold is set."""
         assert announced is not None
         sketch, threshold = announced[:-1], announced[-1]
@@ -146,11 +144,11 @@ class SketchToSkip(Gate):
         flags = np.where(np.isnan(drifts), 2, drifts < threshold)
         return flags.astype(np.uint8)[:, None]
 
-    def decide(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
+    def decide(self, answers: Answers) -> tuple[ClientId, ...]:
         """Skip if and only if all that answered are close."""
         if self.state.threshold is None:
-            return self._watch(_read(answers, "f"))
-        close = {c: bool(v) for c, v in _read(answers, "bu").items() if v in (0, 1)}
+            return self._watch(numbers(answers))
+        close = {c: bool(v) for c, v in numbers(answers, "bu").items() if v in (0, 1)}
         if not close:
             return ()
         asked = tuple(client for client, near in close.items() if not near)
@@ -201,9 +199,3 @@ class SketchToSkip(Gate):
     def _project(self, models: Vectors) -> NDArray[np.float64]:
         k = min(self.k, models.dim)
         return models.project(Projection(models.dim, k, seed=0))
-
-
-def _read(answers: Mapping[ClientId, NDArray[Any]], kinds: str) -> dict[ClientId, float]:
-    """Return the answers that are one number, at least 0, of such a dtype; others count as none."""
-    fit = {c: a for c, a in answers.items() if a.shape == (1,) and a.dtype.kind in kinds}
-    return {c: float(a[0]) for c, a in fit.items() if a[0] >= 0}

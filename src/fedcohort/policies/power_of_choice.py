@@ -10,7 +10,7 @@ from numpy.random import Generator
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.options import Count
-from fedcohort.policies.base import Policy, equal_weights, pick, register, scored
+from fedcohort.policies.base import Policy, equal_weights, pick, register, scored, take
 from fedcohort.policies.readings import sizes
 from fedcohort.rounds import ClientId, Round, Selection
 from fedcohort.signals.catalog import Needs
@@ -76,12 +76,9 @@ class PowerOfChoice(Policy):
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         """Pick the highest losses reported this round (steps 2 and 3)."""
-        fresh = signals.rounds("loss", round.available) == round.number
-        answered = {round.available[i] for i in np.flatnonzero(fresh)}
-        asked = tuple(c for c in self.state.drawn if c in answered)
-        asked += tuple(sorted(answered.difference(asked)))
-        if not asked:
-            return Selection(())
+        fresh = np.flatnonzero(signals.rounds("loss", round.available) == round.number)
+        answered = dict.fromkeys(take(round.available, fresh))
+        asked = [c for c in self.state.drawn or answered if c in answered]
         losses = signals.values("loss", asked)
         order = np.argsort(-losses, kind="stable")[: round.size]
         return scored(asked, order, losses[order], equal_weights(round, order.size))

@@ -52,20 +52,15 @@ def shares(signals: Signals, clients: Sequence[ClientId]) -> Array:
 def label_counts(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices, Array]:
     """Return the positions of clients with labels, and their label counts, one row per client.
 
-    Counts below zero, which privacy noise makes, are set to zero. Rows that claim more examples
-    than are believed are scaled down.
+    Counts below zero are set to zero, rows that claim more examples than are believed scaled down.
     """
     positions, rows = signals.read("label_histogram", clients)
     rows = rows.reshape(len(positions), -1) if len(positions) else np.empty((0, 0))
     counts = np.maximum(rows, 0.0, dtype=np.float64)
     total = counts.sum(axis=1)
     filled = total > 1e-9  # a smaller sum could not be divided by
-    if not filled.all():
-        positions, counts, total = positions[filled], counts[filled], total[filled]
-    cap = believed(total)
-    large = np.flatnonzero(total > cap)
-    counts[large] *= (cap / total)[large, None]
-    return positions, counts
+    positions, counts, total = positions[filled], counts[filled], total[filled]
+    return positions, counts * (believed(total) / total)[:, None]
 
 
 def label_shares(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices, Array]:
@@ -76,7 +71,7 @@ def label_shares(signals: Signals, clients: Sequence[ClientId]) -> tuple[Indices
 
 @dataclass
 class LabelClusters:
-    """Clusters of label shares: points that were clustered; a client belongs to the nearest one."""
+    """Label shares that were clustered; a client belongs to the nearest one's cluster."""
 
     points: Array = field(default_factory=lambda: np.empty((0, 0)))
     labels: Indices = field(default_factory=lambda: np.empty(0, np.int64))  # of the points
@@ -112,8 +107,8 @@ def vector_needs(
 
     `profile` names further profile signals; `when` limits the signals that the policy can use.
     """
-    vector = [n for n, s in SIGNALS.items() if getattr(s.form({}), "shape", None) != ()]
-    possible = [name for name in vector if SIGNALS[name].when in when]
+    timely = [(name, s.form({})) for name, s in SIGNALS.items() if s.when in when]
+    possible = [name for name, form in timely if getattr(form, "shape", None) != ()]
     if signal not in possible:
         raise unknown("signal", signal, possible, f"of {policy}")
     needs = {"profile": frozenset(profile), "query": frozenset[str](), "reply": frozenset[str]()}
@@ -157,10 +152,7 @@ def vectors(
 def by_report(
     round: Round, outcome: Outcome, signals: Signals, name: str
 ) -> tuple[tuple[ClientId, ...], tuple[ClientId, ...]]:
-    """Divide those that finished into those with and without a valid reading of a reply signal.
-
-    Policies count a missing one against them, so that never reporting does not pay.
-    """
+    """Divide those that finished into those with and without a valid reading of a reply signal."""
     fresh = signals.rounds(name, outcome.finished) == round.number
     finished = outcome.finished
     return take(finished, np.flatnonzero(fresh)), take(finished, np.flatnonzero(~fresh))
