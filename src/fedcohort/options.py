@@ -108,13 +108,7 @@ def parse_value(text: str) -> Any:
 
 
 def unknown(kind: str, name: object, names: Iterable[str], where: str = "") -> ConfigError:
-    """Return the error for an unknown name: it lists the names and suggests the nearest.
-
-    Examples
-    --------
-    >>> print(unknown("key", "epoch", ["epochs", "lr"], "in [local]"))
-    unknown key 'epoch' in [local]; did you mean 'epochs'? Known: epochs, lr
-    """
+    """Return the error for an unknown name: it lists the names and suggests the nearest."""
     listed = list(dict.fromkeys(names))
     by_kebab = {text.lower().replace("_", "-"): text for text in listed}
     close = difflib.get_close_matches(str(name).lower().replace("_", "-"), by_kebab, n=1)

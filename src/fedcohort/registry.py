@@ -45,15 +45,7 @@ GROUPS = {
 
 
 def lookup(kind: str, name: str, known: Mapping[str, T]) -> T:
-    """Return the object of that name, here or in an installed package.
-
-    Examples
-    --------
-    >>> lookup("color", "gren", {"red": 1, "green": 2})
-    Traceback (most recent call last):
-    ...
-    fedcohort.exceptions.ConfigError: unknown color 'gren'; did you mean 'green'? Known: red, green
-    """
+    """Return the object of that name, here or in an installed package."""
     key = str(name)  # a name from a file may be anything
     if key in known:
         return known[key]
@@ -75,8 +67,7 @@ def make(
 ) -> Any:
     """Return the object that ``name:key=value`` describes; an object is returned as it is.
 
-    This is the one way from a name to an object. The name may also be ``FILE.py:OBJECT``; see
-    `load_object`. Options are checked as they are declared.
+    The name may also be ``FILE.py:OBJECT``; see `load_object`. Options are checked as declared.
 
     Examples
     --------

@@ -110,8 +110,8 @@ class Session:
         """Start a round: collect the signals that the policy needs and pick the cohort.
 
         ``collect(signal_name, clients)`` returns a mapping from client to reading; a client that
-        did not answer is missing or None. The cohort has as many clients as wanted, or all if fewer
-        are available. After a round that a gate skipped, the same clients go on.
+        did not answer is missing or None. After a round that a gate skipped, the same clients go
+        on.
         """
         clients = self._sorted(available)
         if not clients:
@@ -158,7 +158,7 @@ class Session:
         return message
 
     def charge(self, kind: str, direction: Direction, sizes: Mapping[ClientId, int]) -> None:
-        """Charge bytes of this round that only the engine can see, such as refused replies."""
+        """Charge bytes of this round that only the engine can see."""
         self.ledger.charge(self.round_number, kind, direction, sizes)
 
     def admit(self, answers: Mapping[ClientId, NDArray[Any]]) -> tuple[ClientId, ...]:
@@ -208,12 +208,8 @@ class Session:
         asked = clients if self._admitted is None else self._admitted
         if strangers := done.difference(asked) | late.difference(clients) | (done & late):
             raise ValueError(f"Session.finish: {min(strangers)!r} was not selected this round")
-        outcome = Outcome(
-            clients,
-            tuple(c for c in clients if c in done),
-            self._withheld,
-            tuple(c for c in clients if c in late),
-        )
+        finishers, cut = (tuple(c for c in clients if c in some) for some in (done, late))
+        outcome = Outcome(clients, finishers, self._withheld, cut)
         if unwanted := set(replies).difference(self.policy.needs.reply):
             self._warn(f"replies under {min(unwanted)!r}, which the policy does not need")
         for name in sorted(self.policy.needs.reply):

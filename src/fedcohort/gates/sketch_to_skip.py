@@ -100,8 +100,8 @@ class SketchToSkip(Gate):
     To skip a share s, "keep" needs cycles of m = 1 / (1 - s) rounds. While "auto" watches, cycles
     are that long; its threshold is halfway between the median drifts after m - 1 and m rounds, and
     for "reset" the s-quantile of the drifts. A cohort's drift is its median ("client"), or its
-    largest, but at most twice its median ("round"). Every round multiplies the threshold by
-    exp(0.1 (u - (1 - s))), u being the share of clients asked.
+    largest, but at most twice its median ("round"). Every round multiplies the threshold by exp(0.1
+    (u - (1 - s))), u being the share of clients asked.
     """
 
     def __init__(

@@ -54,12 +54,6 @@ class Bounded(Policy):
     The first place is free. If too few clients are within bounds to fill a cohort, those that
     exceed theirs by the least are allowed. The bound holds for names that cannot be chosen freely:
     registered names, or keys.
-
-    Examples
-    --------
-    >>> from fedcohort.policies import Oort
-    >>> Bounded(Oort(), cap=1.5)
-    Bounded(policy=Oort(), cap=1.5)
     """
 
     def __init__(

@@ -17,10 +17,7 @@ from fedcohort.signals.table import Signals
 _MAX_TREE_CLIENTS = 1000  # clients in the similarity tree; all others form one group
 
 
-@register(
-    "clustered-sampling",
-    when="the aggregate must stay unbiased, with less variance than drawing by size",
-)
+@register("clustered-sampling", when="the aggregate must stay unbiased and vary little")
 class ClusteredSampling(Policy):
     """Algorithms 1 and 2 of Fraboni et al.
 

@@ -57,14 +57,9 @@ class HiCSFL(Policy):
     Reference: Chen, Vikalo (2024), Heterogeneity-Guided Client Sampling, NeurIPS.
 
     As in the code, each client's first update is kept (one that has learned its labels sends small
-    updates, which look balanced), and Ward's linkage clusters the rows of the distance matrix. As
-    in the paper, and unlike the code, updates are those of the biases, which must be the model's
-    last array, and draws are by size.
-
-    Examples
-    --------
-    >>> entropies(np.array([[0.0, 0.0], [0.1, 0.0]]), temperature=0.0025).round(3).tolist()
-    [0.693, 0.0]
+    updates, which look balanced), and Ward's linkage clusters the rows of the distance matrix.
+    Unlike the code, updates are those of the biases, which must be the model's last array, and
+    draws are by size.
     """
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"bias_update"}))

@@ -24,9 +24,7 @@ class PowerOfChoiceState:
     drawn: list[ClientId] = field(default_factory=list)
 
 
-@register(
-    "power-of-choice", when="losses are cheap to ask for and hard clients deserve more rounds"
-)
+@register("power-of-choice", when="losses are cheap to ask for; hard clients deserve more rounds")
 class PowerOfChoice(Policy):
     """The variant pow-d of Cho, Wang and Joshi.
 

@@ -108,9 +108,8 @@ class RaceSoftmax(Policy):
         positions, squares, error, private = self._squares(round, signals)
         if private and len(positions):
             squares = self._shrunken(squares, error)
-        far = np.sqrt(squares).mean(axis=1)
-        if self.distance == "frobenius":
-            far = np.sqrt(squares.sum(axis=1))
+        by_row = self.distance == "row-l2"
+        far = np.sqrt(squares).mean(axis=1) if by_row else np.sqrt(squares.sum(axis=1))
         logits = np.full(len(round.available), -np.inf)
         logits[positions] = 1 / (self.temperature * np.maximum(far, _MIN_DISTANCE))
         self._kept = (round.available, self.state.changes, logits)

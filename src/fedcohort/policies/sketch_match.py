@@ -53,9 +53,7 @@ class SketchMatchState(GlobalSketch):
     cut: dict[ClientId, list[float]] = field(default_factory=dict)  # last too late, least seconds
 
 
-@register(
-    "sketch-match", when="clients are skewed: the cohort together should look like the federation"
-)
+@register("sketch-match", when="clients are skewed: cohorts should look like the federation")
 class SketchMatch(Policy):
     """Chooses the set of clients, not each client, that looks like the federation.
 
