@@ -251,10 +251,8 @@ class Session:
         expected = (repr(self.policy), self.seed, self.cohort_size, self.gate and repr(self.gate))
         saved = tuple(state.get(key) for key in ("policy", "seed", "cohort_size", "gate"))
         if saved != expected:
-            raise InvalidCheckpoint(
-                f"the checkpoint is of (policy, seed, cohort_size, gate) = {saved}, "
-                f"this is {expected}"
-            )
+            what = f"(policy, seed, cohort_size, gate) = {saved}"
+            raise InvalidCheckpoint(f"the checkpoint is of {what}, this is {expected}")
         self.policy.load_state_dict(state["policy_state"])
         if self.gate:
             self.gate.load_state_dict(state["gate_state"])

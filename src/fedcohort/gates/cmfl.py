@@ -20,13 +20,7 @@ MAX_SILENT = 20  # rounds in a row without an upload, after which the gate warns
 
 
 def agreement(updates: Floats, reference: NDArray[Any]) -> NDArray[np.float64]:
-    """Share of parameters in which an update has the sign of the reference.
-
-    Examples
-    --------
-    >>> agreement(np.array([[1.0, -2.0, 3.0, 0.0]]), np.array([5.0, 5.0, 5.0, 0.0])).tolist()
-    [0.75]
-    """
+    """Share of parameters in which an update has the sign of the reference."""
     return np.asarray((np.sign(updates) == np.sign(reference)).mean(axis=1), np.float64)
 
 

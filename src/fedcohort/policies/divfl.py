@@ -21,18 +21,17 @@ _MAX_CLIENTS = 2_000  # that are compared
 class DivFL(Policy):
     """Diverse client selection by facility location, of Balakrishnan et al.
 
-    The cohort minimizes, greedily, the summed distance of each client's gradient to the nearest
-    picked one. Gradients travel as random projections, which keep distances.
+    The cohort minimizes, greedily, the summed distance of each client's gradient, as a random
+    projection, to the nearest picked one.
 
     Parameters
     ----------
     signal : str, default="gradient_sketch"
-        Asked of all clients each round. "update_sketch" uses each client's last update, which
-        arrives anyway (the paper's variant without extra cost). "race_sketch" needs no model.
+        Asked of all clients each round. "update_sketch" is each client's last update, which arrives
+        anyway (the paper's variant without extra cost). "race_sketch" needs no model.
     weights : {"coverage"}, optional
         "coverage" counts clients by their share of the data in the cost, and weights a picked
-        client by the share of the clients that are nearest to it. None counts all alike, as the
-        authors' code does.
+        client by the share of those nearest to it. None counts all alike, as the authors' code.
 
     Notes
     -----
@@ -88,12 +87,6 @@ def lazy_greedy(distances: Array, size: int, shares: Array | float = 1.0) -> lis
 
     A gain computed earlier is an upper bound of the gain now, so most candidates are evaluated once
     (Minoux 1978). The picks are those of plain greedy.
-
-    Examples
-    --------
-    >>> far = [[0, 1, 9, 9], [1, 0, 9, 9], [9, 9, 0, 2], [9, 9, 2, 0]]
-    >>> lazy_greedy(np.array(far, float), size=2)
-    [0, 2]
     """
     table, nearest = np.ascontiguousarray(distances.T), distances.max(axis=1)
     gains = np.array([(shares * np.maximum(nearest - row, 0)).sum() for row in table])

@@ -66,11 +66,11 @@ class FedCor(Policy):
     beta : float, default=0.95
         Annealing: a client's scale is multiplied by it when the client is picked.
     noise_std : float, optional
-        Standard deviation of the noise; by default a tenth of the median absolute loss change. The
-        released code uses 0.01.
+        Standard deviation of the noise, 0.01 in the released code; by default a tenth of the median
+        absolute loss change.
     selection_noise : bool, default=True
-        Whether selection knows the noise of the fit. Without it this is the paper's Algorithm 1,
-        where tiny variances that conditioning leaves count as full ones.
+        Whether selection knows the noise of the fit. False is the paper's Algorithm 1, where tiny
+        variances that conditioning leaves count as full ones.
     fit : {"closed-form", "gradient"}
         The maximum of the likelihood, or 100 Adam steps from the last fit, as in the paper.
     first_steps : int, default=100

@@ -102,12 +102,9 @@ class FLIPS(Policy):
         numbers = list(range(2, min(_MAX_CLUSTERS, different, len(rows) - 1) + 1))
         if self.clusters is not None or different < 3:
             numbers = [min(self.clusters or different, different)]
-        least, centers = np.inf, rows[:1]
-        for count in numbers:
-            model = kmeans(rows, count, 3, rng)
-            score = 0.0
-            if len(numbers) > 1 and len(np.unique(model.labels_)) > 1:
-                score = float(davies_bouldin_score(rows, model.labels_))
-            if score < least:
-                least, centers = score, np.asarray(model.cluster_centers_, np.float64)
+        models = [kmeans(rows, count, 3, rng) for count in numbers]
+        scores = [0.0] * len(models)
+        if len(models) > 1 and all(np.ptp(model.labels_) for model in models):
+            scores = [davies_bouldin_score(rows, model.labels_) for model in models]
+        centers = np.asarray(models[int(np.argmin(scores))].cluster_centers_, np.float64)
         return centers, np.arange(len(centers))

@@ -24,9 +24,9 @@ _MAX_CANDIDATES = 50_000  # with more clients, a random part
 class LabelMatch(Policy):
     """Greedy matching of labels: SketchMatch with label histograms in place of sketches.
 
-    The first client is drawn uniformly. Each further client is the one that brings the cohort's
-    label distribution closest to the target, in squared Euclidean distance. Label distributions are
-    averaged as models are: equally, or by counts.
+    The first client is drawn uniformly. Each further one brings the cohort's label distribution
+    closest to the target, in squared Euclidean distance. Label distributions are averaged as models
+    are: equally, or by counts.
 
     Parameters
     ----------
@@ -91,9 +91,9 @@ class LabelMatch(Policy):
 class DCFedAvg(LabelMatch):
     """Distribution-controlled client selection of Duesing and Cimiano.
 
-    All but `added` places are drawn uniformly. Then, place by place, the client is added that
-    brings the pooled label counts closest to the target in cosine distance, unless that makes the
-    distance larger; places that remain are filled uniformly.
+    All but `added` places are drawn uniformly. Then clients are added, each of which brings the
+    pooled label counts closest to the target in cosine distance, while that makes it smaller;
+    places that remain are filled uniformly.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.options import Count
-from fedcohort.policies.base import Array, Indices, Policy, pick, register, take
+from fedcohort.policies.base import Policy, pick, register, take
 from fedcohort.rounds import Round, Selection
 from fedcohort.signals.catalog import Needs
 from fedcohort.signals.table import Signals
@@ -74,7 +74,8 @@ class TiFL(Policy):
             first = pick(take(round.available, untimed), round.size, rng)
             others = take(round.available, positions)
             return Selection(first + pick(others, round.size - len(first), rng))
-        tiers = self._tiers(seconds, round.size)
+        count = max(min(self.tiers, seconds.size // round.size), 1)
+        tiers = np.array_split(np.argsort(seconds, kind="stable"), count)  # the fastest first
         losses = [signals.read("loss", take(round.available, tier))[1] for tier in tiers]
         self._settle(round, [float(loss.mean()) if len(loss) else 0.0 for loss in losses])
         state = self.state
@@ -83,11 +84,6 @@ class TiFL(Policy):
         state.credits[state.tier] -= 1
         members = take(round.available, tiers[state.tier])
         return Selection(pick(members, round.size, rng))
-
-    def _tiers(self, seconds: Array, size: int) -> list[Indices]:
-        """Divide clients by speed, the fastest first."""
-        count = max(min(self.tiers, seconds.size // size), 1)
-        return np.array_split(np.argsort(seconds, kind="stable"), count)
 
     def _settle(self, round: Round, losses: list[float]) -> None:
         """Renew credits that are spent, and chances where the last tier has not become better."""
