@@ -264,9 +264,24 @@ def test_max_samples_are_spread_over_the_text(published, tmp_path):
 
 IMAGE_FILE, LABEL_FILE = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 DAMAGED = [
-    ("mnist", IMAGE_FILE, gzip.compress(b"\0\0\x08\x03")[:-8] + bytes(8), "IDX images"),  # checksum
-    ("mnist", IMAGE_FILE, gzip.compress(struct.pack(">4I", 2051, 2**32 - 1, 28, 28)), "IDX images"),
-    ("mnist", IMAGE_FILE, gzip.compress(struct.pack(">4I", 2051, 0, 28, 28)), "IDX images"),
+    (
+        "mnist",
+        IMAGE_FILE,
+        gzip.compress(b"\0\0\x08\x03", mtime=0)[:-8] + bytes(8),
+        "IDX images",
+    ),  # checksum
+    (
+        "mnist",
+        IMAGE_FILE,
+        gzip.compress(struct.pack(">4I", 2051, 2**32 - 1, 28, 28), mtime=0),
+        "IDX images",
+    ),
+    (
+        "mnist",
+        IMAGE_FILE,
+        gzip.compress(struct.pack(">4I", 2051, 0, 28, 28), mtime=0),
+        "IDX images",
+    ),
     ("mnist", LABEL_FILE, gzip.compress(struct.pack(">2I", 2049, 5) + bytes(5)), "5 labels for 12"),
     ("mnist", LABEL_FILE, gzip.compress(struct.pack(">2I", 2049, 12) + b"\n" * 12), "label 10"),
     ("cifar10", "data_batch_3.bin", bytes(3072), "records of 3073 bytes"),
