@@ -162,6 +162,12 @@ class TestFLIPS:
             policy.observe(Round(number, here, 4), Outcome(chosen, chosen), signals)
             assert sum(int(c) < 10 for c in chosen) == 2
 
+    def test_there_are_at_most_ten_clusters_as_in_the_code(self) -> None:
+        """Fifteen kinds of clients, which the Davies-Bouldin index would tell apart."""
+        policy = FLIPS()
+        policy.select(Round(0, IDS, 5), labeled(np.eye(15)[np.arange(20) % 15].tolist()), stream(0))
+        assert len(policy.state.points) <= 10
+
     def test_newcomers_join_the_nearest_center(self) -> None:
         policy = FLIPS(clusters=2)
         policy.select(Round(0, IDS[:6], 2), labeled([[9.0, 1], [1, 9.0]] * 3), stream(0))

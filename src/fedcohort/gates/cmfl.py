@@ -53,6 +53,8 @@ class CMFL(Gate):
     Source: reimplementations, with thresholds of .6, .7 and .8; the paper's text could not be had.
     Checked: agreement and thresholds by hand.
     Reference: Wang, Wang, Li (2019), CMFL: Mitigating Communication Overhead, ICDCS.
+
+    Two zeros agree; one of the sources counts them as unlike.
     """
 
     on_skip: Literal["keep", "reset"] = "reset"

@@ -16,7 +16,7 @@ from fedcohort.signals.catalog import HistogramEpsilon, Needs
 from fedcohort.signals.table import Signals
 
 _MAX_FITTED = 2_000  # clients that clusters are fitted to; the others join the nearest center
-_MAX_CLUSTERS = 15
+_MAX_CLUSTERS = 10
 
 
 @dataclass
@@ -38,7 +38,7 @@ class FLIPS(Policy):
     Parameters
     ----------
     clusters : int, optional
-        By default the number from 2 to 15 with the smallest Davies-Bouldin index.
+        By default the number from 2 to 10 with the smallest Davies-Bouldin index.
     epsilon : float, default=0.0
         Privacy of the label histograms; 0 sends exact counts, which are sensitive.
 

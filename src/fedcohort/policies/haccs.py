@@ -42,8 +42,9 @@ class HACCS(Policy):
     Reference: Wolfrath et al. (2022), HACCS: Clustered Client Selection, IPDPS.
 
     OPTICS with two samples, cut at .25 as in the code, finds what single linkage finds directly. A
-    client not known yet counts as the fastest, and with the median loss. Noise in the code is
-    continuous Laplace, here discrete.
+    client not known yet counts as the fastest, and with the median loss. In the code a loss is the
+    share of errors, which all clients tell in every round; here it comes with the update. Noise in
+    the code is continuous Laplace, here discrete.
 
     Examples
     --------

@@ -56,10 +56,10 @@ class HiCSFL(Policy):
     Checked: entropies, clusters, guard and laws by hand.
     Reference: Chen, Vikalo (2024), Heterogeneity-Guided Client Sampling, NeurIPS.
 
-    As in the code, each client's first update is kept (one that has learned its labels sends small
-    updates, which look balanced), and Ward's linkage clusters the rows of the distance matrix.
-    Unlike the code, updates are those of the biases, which must be the model's last array, and
-    draws are by size.
+    Each client's first update is kept, as in the code where clients differ in balance by design
+    (one that has learned its labels sends small updates, which look balanced; else the code keeps
+    the last one), and Ward's linkage clusters the rows of the distance matrix. Unlike the code,
+    updates are those of the biases, which must be the model's last array, and draws are by size.
     """
 
     needs = Needs(profile=frozenset({"num_examples"}), reply=frozenset({"bias_update"}))

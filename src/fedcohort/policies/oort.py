@@ -64,7 +64,8 @@ class Oort(Policy):
     Reference: Lai et al. (2021), Oort: Guided Participant Selection, OSDI.
 
     The code's pacer compares windows that end a round earlier, it knows durations beforehand, and
-    its blacklist, off by default, is not part of this. Added here: a client that finishes and
+    its blacklist, off by default, is not part of this. FedScale's later copy draws from ten times
+    as many clients as places. Added here: a client that finishes and
     reports no loss has its utility halved, and an unknown duration counts as the median.
     """
 
