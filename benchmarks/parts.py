@@ -152,7 +152,7 @@ def _row(
     simulation: Simulation, index: int, history: History, summary: Summary, part: Part
 ) -> dict[str, Any]:
     """What a result file says of a seed."""
-    accuracy = history.accuracy
+    accuracy = measured_accuracy(history, part.experiment.train_accuracy)
     sent = np.cumsum([r.bytes_up + r.bytes_down for r in history.rounds])
     hours = np.cumsum([r.working for r in history.rounds]) / 3600
     rounds = [rounds_to_target(accuracy, target) for target in part.targets]
@@ -172,6 +172,14 @@ def _row(
         "curve": [None if np.isnan(a) else round(float(a), 4) for a in thinned(accuracy, step)],
         "megabytes": [round(float(b) / 1e6, 3) for b in thinned(sent, step)],
     }
+
+
+def measured_accuracy(history: History, on_training_set: bool) -> np.ndarray:
+    """Accuracy by round for targets and curves, NaN where it was not measured."""
+    if not on_training_set:
+        return history.accuracy
+    values = [record.train_accuracy for record in history.rounds]
+    return np.array([np.nan if value is None else value for value in values])
 
 
 def down_to_all(simulation: Simulation, index: int, history: History) -> float:
