@@ -36,21 +36,21 @@ class OneOf(Gate):
 class World:
     """Losses fall for clients of the kinds that trained: a session driven by hand."""
 
-    def __init__(self, policy: FedCor, ids=IDS, size: int = 3, seed: int = 0) -> None:
-        self.session = Session(policy, cohort_size=size, seed=seed)
-        self.loss = dict.fromkeys(ids, 2.0)
+    def __init__(self, policy: FedCor) -> None:
+        self.session = Session(policy, cohort_size=3, seed=0)
+        self.loss = dict.fromkeys(IDS, 2.0)
         self.asked: list[int] = []
         self.losses: list[dict[str, float]] = []
-        self.ids = list(ids)
+        self.ids = list(IDS)
 
-    def step(self, silent=(), dropped=False) -> tuple[str, ...]:
+    def step(self, dropped=False) -> tuple[str, ...]:
         asked = []
 
         def collect(name, clients):
             if name == "num_examples":
                 return dict.fromkeys(clients, 10)
             asked.extend(clients)
-            return {c: self.loss[c] for c in clients if c not in silent}
+            return {c: self.loss[c] for c in clients}
 
         chosen = self.session.begin(self.ids, collect).clients
         self.asked.append(len(asked))
@@ -63,21 +63,16 @@ class World:
         return chosen
 
 
-def test_losses_are_asked_for_around_uniform_rounds_only() -> None:
+def test_losses_are_asked_for_around_uniform_rounds_and_their_changes_are_the_samples() -> None:
     world = World(FedCor(warmup=3, interval=4))
     for _ in range(13):
         world.step()
     # warm-up rounds 0, 1, 2 and the one after; probes 7 and 11 and the ones after
     assert world.asked == [12, 12, 12, 12, 0, 0, 0, 12, 12, 0, 0, 12, 12]
-
-
-def test_samples_are_the_changes_over_the_probed_rounds() -> None:
-    world = World(FedCor(warmup=3, interval=4))
-    for _ in range(9):
-        world.step()
     state = world.session.policy.state
     expected = [
-        [world.losses[after][c] - world.losses[after - 1][c] for c in IDS] for after in (1, 2, 3, 8)
+        [world.losses[after][c] - world.losses[after - 1][c] for c in IDS]
+        for after in (1, 2, 3, 8, 12)
     ]
     assert state.clients == list(IDS)
     np.testing.assert_allclose(state.changes, expected)
@@ -101,27 +96,19 @@ def test_selection_is_algorithm_1_with_annealing() -> None:
         alpha[expected] *= 0.5
 
 
-def test_literal_selection_leaves_the_noise_out() -> None:
-    """With much noise in the fit, the two selections differ; each is `greedy` of its covariance."""
-    x = np.random.default_rng(3).normal(size=(5, 12))
-    chosen = {}
-    for noisy in (True, False):
-        policy = FedCor(warmup=1, selection_noise=noisy)
-        policy.state = FedCorState(clients=list(IDS), embedding=x, selections=2, noise_std=3.0)
-        chosen[noisy] = policy.select(Round(2, IDS, 3), Signals(), stream(0)).clients
-        expected = gp.greedy(x, np.ones(12) / 12, np.ones(12), 3, noise_std=3.0 * noisy)
-        assert chosen[noisy] == tuple(IDS[i] for i in expected)
-    assert chosen[True] != chosen[False]
-
-
-def test_only_available_clients_but_everybodys_loss_counts() -> None:
-    x = np.random.default_rng(1).normal(size=(5, 12))
-    policy = FedCor(warmup=1)
-    policy.state = FedCorState(clients=list(IDS), embedding=x, selections=2)
-    here = IDS[3:9]
+@pytest.mark.parametrize("noisy", [True, False])
+def test_only_available_clients_with_or_without_the_noise_of_the_fit(noisy: bool) -> None:
+    """Everybody's loss counts; with much noise in the fit, the two selections differ."""
+    x, here = np.random.default_rng(3).normal(size=(5, 12)), IDS[3:9]
+    policy = FedCor(warmup=1, selection_noise=noisy)
+    policy.state = FedCorState(clients=list(IDS), embedding=x, selections=2, noise_std=3.0)
     chosen = policy.select(Round(2, here, 3), Signals(), stream(0)).clients
-    expected = gp.greedy(x, np.ones(12) / 12, np.ones(12), 3, np.arange(3, 9), noise_std=0.01)
-    assert chosen == tuple(IDS[i] for i in expected)
+    picks = [
+        gp.greedy(x, np.ones(12) / 12, np.ones(12), 3, np.arange(3, 9), noise_std=noise)
+        for noise in (0.0, 3.0)
+    ]
+    assert picks[0] != picks[1]
+    assert chosen == tuple(IDS[i] for i in picks[noisy])
 
 
 def test_it_learns_to_cover_the_kinds() -> None:
@@ -131,19 +118,6 @@ def test_it_learns_to_cover_the_kinds() -> None:
     kinds = np.array([len({int(c) % 4 for c in cohort}) for cohort in cohorts])
     assert (np.delete(kinds, 20)[10:] == 3).all()  # round 20 is a probe
     assert kinds[:10].mean() < 3
-
-
-def test_missing_losses_and_newcomers() -> None:
-    world = World(FedCor(warmup=4, interval=5))
-    for number in range(12):
-        if number == 6:
-            world.ids.append("12")
-            world.loss["12"] = 2.0
-        world.step(silent={IDS[number % 12], IDS[(5 * number + 1) % 12]})
-    state = world.session.policy.state
-    assert set(state.clients) == {*IDS, "12"}
-    assert np.isfinite(state.embedding).all()
-    assert np.isnan(state.changes).any()
 
 
 def test_a_probe_nobody_finished_teaches_nothing() -> None:
@@ -215,13 +189,3 @@ def test_a_false_loss_is_clipped() -> None:
     world.step()
     row = np.abs(policy.state.changes[0])
     assert row[5] == row.max() == pytest.approx(10 * np.median(row))
-
-
-def test_large_clients_count_more_in_the_overall_loss() -> None:
-    """Clients 0 and 1 help each other, as do 2 and 3: one of the pair with more data is picked."""
-    x = np.array([[1.0, 0.6, 0.0, 0.0], [0.0, 0.0, 1.0, 0.6]])
-    for large, expected in ((1, IDS[:2]), (3, IDS[2:4])):
-        policy, signals = FedCor(warmup=1), Signals()
-        policy.state = FedCorState(clients=list(IDS[:4]), embedding=x, selections=2)
-        signals.record("num_examples", {c: 10 + 90 * (int(c) == large) for c in IDS[:4]}, 0)
-        assert policy.select(Round(2, IDS[:4], 1), signals, stream(0)).clients[0] in expected

@@ -22,13 +22,6 @@ def recorded(profiles=PROFILES, ids=IDS, signal="feature_profile") -> Signals:
     return signals
 
 
-def test_scores_are_inclusion_probabilities() -> None:
-    selection = KDPP().select(Round(0, IDS, 2), recorded(), stream(0))
-    law = dpp.FixedSizeDPP.from_kernel(dpp.similarity_kernel(pdist(PROFILES)))
-    expected = [law.inclusion(2)[IDS.index(client)] for client in selection.clients]
-    assert list(selection.scores.values()) == pytest.approx(expected)
-
-
 def test_of_many_clients_some_are_drawn_uniformly(monkeypatch) -> None:
     """With 3 of 6 and a cohort of 3, everybody is included with probability 1/2."""
     monkeypatch.setattr(kdpp, "_MAX_CLIENTS", 3)

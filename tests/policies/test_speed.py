@@ -54,16 +54,6 @@ class TestHACCS:
         share = 0.75 + 1 / 14, 0.5 + 4 / 14
         assert abs(fourth["02"] / draws - share[0] / sum(share)) < 4 * np.sqrt(0.25 / draws)
 
-    def test_newcomers_join_the_nearest_cluster(self) -> None:
-        policy = HACCS(epsilon=0.0)
-        policy.select(
-            Round(0, IDS[:4], 2), recorded(label_histogram=[[9, 0], [0, 9]] * 2), stream(0)
-        )
-        before = policy.state.labels.copy()
-        rows = [[9, 0], [0, 9]] * 2 + [[8, 1]]
-        policy.select(Round(1, IDS[:5], 2), recorded(label_histogram=rows), stream(1))
-        np.testing.assert_array_equal(policy.state.labels, before)
-
 
 class TestREFL:
     def test_who_leaves_often_comes_first(self) -> None:
