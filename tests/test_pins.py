@@ -49,10 +49,7 @@ def own(registry):
 
 # Each policy as it is by default, and the ways in which it differs most.
 VARIANTS = {
-    "clustered-sampling, similarity": (
-        "clustered-sampling",
-        {"by": "similarity"},
-    ),
+    "clustered-sampling, similarity": ("clustered-sampling", {"by": "similarity"}),
     "clustered-sampling, profiles": (
         "clustered-sampling",
         {"by": "similarity", "signal": "feature_profile"},
@@ -67,10 +64,7 @@ VARIANTS = {
     "kdpp, features": ("kdpp", {"kernel": "features"}),
     "oort, no exploration": ("oort", {"exploration": 0.2}),
     "power-of-choice, 15": ("power-of-choice", {"d": 15}),
-    "race-softmax, pooled": (
-        "race-softmax",
-        {"center": "pooled", "distance": "row-l2"},
-    ),
+    "race-softmax, pooled": ("race-softmax", {"center": "pooled", "distance": "row-l2"}),
     "sketch-match, random": ("sketch-match", {"pool": "random", "turns": 2}),
     "sketch-to-select, often": ("sketch-to-select", {"interval": 2}),
 }
@@ -145,10 +139,7 @@ def rounded(values):
 # Policies and gates in the simulator.
 
 SIMULATED = {
-    "clustered-sampling, similarity": (
-        "clustered-sampling",
-        {"by": "similarity"},
-    ),
+    "clustered-sampling, similarity": ("clustered-sampling", {"by": "similarity"}),
     "fedcor, short warm-up": ("fedcor", {"warmup": 2}),
     "kdpp, sketches": ("kdpp", {"signal": "race_sketch"}),
     "race-softmax, private": ("race-softmax", {"epsilon": 2.0}),

@@ -20,14 +20,14 @@ def observed(policy: FedACS, distances: dict[str, float], number: int) -> None:
 
 
 def test_only_fresh_distances_of_those_who_finished_count() -> None:
-    policy, signals = FedACS(), Signals()
+    policy, signals = FedACS(rate=0.5), Signals()
     signals.record("update_distance", {"a": 0.1}, 3)  # of an earlier round
     signals.record("update_distance", {"b": 1.0, "c": 2.0}, 4)
     outcome = Outcome(("a", "b", "c", "d"), ("a", "b", "c"))
     policy.observe(Round(4, IDS, 4), outcome, signals)
-    assert policy.state.wins == {"b": 1.0, "c": 0.0}
+    assert policy.state.wins == {"b": 0.5, "c": 0.0}
     # a finished without a distance of this round and loses to both who sent one; d dropped out
-    assert policy.state.losses == {"a": 2.0, "b": 0.0, "c": 1.0}
+    assert policy.state.losses == {"a": 1.0, "b": 0.0, "c": 0.5}
 
 
 def test_a_users_insight_needs_no_training() -> None:

@@ -73,58 +73,35 @@ class TestFedCBS:
 
 
 class TestLabelMatch:
-    def test_each_pick_is_the_best_of_all(self) -> None:
-        rows = np.random.default_rng(1).integers(0, 20, (20, 4)).astype(float)
-        signals = labeled(rows)
-        selection = LabelMatch().select(Round(0, IDS, 4), signals, stream(3))
-        goal = rows.sum(axis=0) / rows.sum()
-        chosen = [IDS.index(c) for c in selection.clients]
-
-        def distance(members):
-            pooled = rows[list(members)].sum(axis=0)
-            return np.square(pooled / pooled.sum() - goal).sum()
-
-        for k in range(1, 4):
-            rest = [j for j in range(20) if j not in chosen[:k]]
-            best = min(rest, key=lambda j: distance([*chosen[:k], j]))
-            assert chosen[k] == best
-        scores = list(selection.scores.values())
-        assert scores[-1] == pytest.approx(distance(chosen))
-
-    def test_equal_averaging_counts_clients_not_examples(self) -> None:
-        signals = labeled([[100.0, 0.0], [0.0, 1.0], [0.0, 100.0]])
-        ids, policy = IDS[:3], LabelMatch("balanced")
-        cohorts = {"equal": set(), "size": set()}
-        for averaging in ("equal", "size"):
-            for n in range(30):
-                chosen = policy.select(Round(0, ids, 2, averaging), signals, stream(n)).clients
-                cohorts[averaging].add(frozenset(chosen))
-        assert frozenset({"00", "01"}) in cohorts["equal"]
-        # by size, 100 against 1 is no balance: the first client decides, 00 and 02 find each other
-        assert frozenset({"00", "02"}) in cohorts["size"]
-        starts_at_0 = [
-            policy.select(Round(0, ids, 2, "size"), signals, stream(n)).clients for n in range(30)
-        ]
-        assert all(c[1] == "02" for c in starts_at_0 if c[0] == "00")
-
-
-class TestDCFedAvg:
-    def test_the_added_client_is_the_best_by_cosine_of_counts(self) -> None:
-        """Against every choice: one client is drawn, the second brings 1 - cos lowest."""
+    @pytest.mark.parametrize(("policy", "at_random"), [(LabelMatch(), 1), (DCFedAvg(added=2), 2)])
+    def test_each_pick_is_the_best_of_all(self, policy, at_random) -> None:
+        """By squared distance of shares, and DC-FedAvg by the cosine of counts, while it falls."""
         rows = np.random.default_rng(1).integers(1, 20, (20, 4)).astype(float)
         goal = rows.sum(axis=0)
 
         def distance(members):
             pooled = rows[list(members)].sum(axis=0)
-            return 1 - pooled @ goal / np.linalg.norm(pooled) / np.linalg.norm(goal)
+            if at_random == 2:
+                return 1 - pooled @ goal / np.linalg.norm(pooled) / np.linalg.norm(goal)
+            return np.square(pooled / pooled.sum() - goal / goal.sum()).sum()
 
         for n in range(20):
-            selection = DCFedAvg(added=2).select(Round(0, IDS, 3), labeled(rows), stream(n))
+            selection = policy.select(Round(0, IDS, 4), labeled(rows), stream(n))
             chosen = [IDS.index(c) for c in selection.clients]
-            for k in range(1, len(chosen)):
-                others = [j for j in range(20) if j not in chosen[:k]]
-                assert chosen[k] == min(others, key=lambda j: distance([*chosen[:k], j]))
+            for k in range(at_random, len(chosen)):
+                rest = [j for j in range(20) if j not in chosen[:k]]
+                assert chosen[k] == min(rest, key=lambda j: distance([*chosen[:k], j]))
             assert selection.scores[selection.clients[-1]] == pytest.approx(distance(chosen))
+
+    @pytest.mark.parametrize(("averaging", "partner"), [("equal", "01"), ("size", "02")])
+    def test_equal_averaging_counts_clients_not_examples(self, averaging, partner) -> None:
+        """By size, 100 against 1 is no balance."""
+        signals = labeled([[100.0, 0.0], [0.0, 1.0], [0.0, 100.0]])
+        round, partners = Round(0, IDS[:3], 2, averaging), set()
+        for n in range(30):
+            first, second = LabelMatch("balanced").select(round, signals, stream(n)).clients
+            partners |= {second} if first == "00" else set()
+        assert partners == {partner}
 
     def test_nobody_is_added_who_makes_it_worse(self) -> None:
         signals = labeled([[10.0, 10.0], [1.0, 0.0], [1.0, 0.0]])

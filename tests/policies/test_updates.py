@@ -16,9 +16,7 @@ from fedcohort.numerics.sampling import (
     always_selected,
     angle_tree,
     one_per_unit,
-    proportional_inclusion,
     similarity_groups,
-    systematic,
 )
 from fedcohort.policies import DELTA, ClusteredSampling, DivFL, HiCSFL, hics_fl
 from fedcohort.policies.hics_fl import entropies
@@ -126,17 +124,6 @@ class TestDELTA:
         error = weights.std(axis=0) / np.sqrt(len(weights))
         gap = weights.mean(axis=0) - np.array([0.1, 0.2, 0.3, 0.05, 0.35])
         assert (np.abs(gap) < 4 * error + 1e-9).all()
-
-    def test_systematic_draws_keep_size_and_inclusion(self) -> None:
-        inclusion = proportional_inclusion(np.array([0.7, 0.1, 0.1, 0.05, 0.05]), 3)
-        assert inclusion.sum() == pytest.approx(3)
-        assert inclusion[0] == 1
-        hits = np.zeros(5)
-        for n in range(4000):
-            chosen = systematic(inclusion, stream(n))
-            assert len(set(chosen.tolist())) == 3
-            hits[chosen] += 1
-        assert (np.abs(hits / 4000 - inclusion) < 4 * np.sqrt(0.25 / 4000)).all()
 
     def test_local_variance_adds_the_spread_of_batches_and_lies_are_clipped(self) -> None:
         """Importance is sqrt(zeta^2 + ratio sigma^2); 1e15 counts as ten times the median."""
