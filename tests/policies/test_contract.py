@@ -9,23 +9,8 @@ import pytest
 
 from fedcohort.gates import GATES
 from fedcohort.options import LARGEST, SMALLEST
-from fedcohort.policies import (
-    DELTA,
-    KDPP,
-    POLICIES,
-    ActiveFL,
-    ClusteredSampling,
-    DCFedAvg,
-    DivFL,
-    FedACS,
-    FedCBS,
-    FedCor,
-    Policy,
-    PowerOfChoice,
-    RaceSoftmax,
-    SketchMatch,
-    SketchToSelect,
-)
+from fedcohort.policies import POLICIES, Policy, SketchMatch
+from fedcohort.registry import make
 from fedcohort.rounds import Selection
 from fedcohort.session import Session
 from fedcohort.signals.catalog import Needs
@@ -39,52 +24,53 @@ def test_contract(name, check):
 
 
 VARIANTS = [
-    lambda: ActiveFL(everybody=True),
-    lambda: RaceSoftmax(center="pooled"),
-    lambda: SketchMatch(pool="less-used", time=True),
-    lambda: SketchMatch(time="ask", turns=2),
-    lambda: SketchMatch(pool="all", turns=1, time=True),
-    lambda: SketchMatch(target=np.full((10, 64), 1 / 64), time=True),
-    lambda: SketchMatch(refresh=2, turns=2),
-    lambda: SketchMatch(refresh=3, embed="model"),
-    lambda: FedACS(reward="insight", pool_share=0.05),
-    lambda: FedACS(reward="gradient-sketch", memory=0.9),
-    lambda: SketchToSelect(interval=1, compare="models"),
-    lambda: SketchToSelect(interval=3, fresh=False),
-    lambda: FedCor(warmup=2, interval=3, fit="gradient"),
-    lambda: KDPP("race_sketch"),
-    lambda: KDPP(kernel="features"),
-    lambda: KDPP("insight"),
-    lambda: KDPP("model_sketch"),
-    lambda: DivFL("update_sketch", weights="coverage"),
-    lambda: ClusteredSampling("similarity"),
-    lambda: ClusteredSampling("similarity", "race_sketch"),
-    lambda: DCFedAvg("balanced", added=3),
-    lambda: DELTA(local_variance=0.5),
+    "active-fl:everybody=true",
+    "race-softmax:center=pooled",
+    "sketch-match:pool=less-used,time=true",
+    "sketch-match:time=ask,turns=2",
+    "sketch-match:pool=all,turns=1,time=true",
+    "sketch-match:refresh=2,turns=2",
+    "sketch-match:refresh=3,embed=model",
+    "fedacs:reward=insight,pool_share=0.05",
+    "fedacs:reward=gradient-sketch,memory=0.9",
+    "sketch-to-select:interval=1,compare=models",
+    "sketch-to-select:interval=3,fresh=false",
+    "fedcor:warmup=2,interval=3,fit=gradient",
+    *(f"kdpp:{how}" for how in ("signal=race_sketch", "signal=insight", "signal=model_sketch")),
+    "kdpp:kernel=features",
+    "divfl:signal=update_sketch,weights=coverage",
+    "clustered-sampling:by=similarity",
+    "clustered-sampling:by=similarity,signal=race_sketch",
+    "dc-fedavg:target=balanced,added=3",
+    "delta:local_variance=0.5",
 ]
 
 
-@pytest.mark.parametrize("factory", VARIANTS, ids=lambda f: repr(f()))
-def test_variants_keep_the_contract(factory):
-    check_policy(factory)
+@pytest.mark.parametrize("spec", VARIANTS)
+def test_variants_keep_the_contract(spec):
+    check_policy(lambda: make("policy", spec, POLICIES))
+
+
+def test_cohorts_near_a_target_keep_the_contract():
+    check_policy(lambda: SketchMatch(target=np.full((10, 64), 1 / 64), time=True))
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("name", "options"),
     [
-        (ClusteredSampling, {"signal": "loss"}),
-        (FedACS, {"pool_share": 0}),
-        (FedCBS, {"epsilon": 0.0005}),
-        (FedCor, {"interval": 1}),
-        (KDPP, {"signal": "loss"}),
-        (PowerOfChoice, {"d": 2.5}),
-        (SketchMatch, {"pool": "half"}),
+        ("clustered-sampling", {"signal": "loss"}),
+        ("fedacs", {"pool_share": 0}),
+        ("fed-cbs", {"epsilon": 0.0005}),
+        ("fedcor", {"interval": 1}),
+        ("kdpp", {"signal": "loss"}),
+        ("power-of-choice", {"d": 2.5}),
+        ("sketch-match", {"pool": "half"}),
     ],
 )
-def test_wrong_options_are_named(kind, options):
-    (value,) = options.values()
-    name = kind.__name__
-    with pytest.raises(ValueError, match=rf"{name}: .*{value!r}|{value!r} of {name}"):
+def test_wrong_options_are_named(name, options):
+    (value,), kind = options.values(), POLICIES[name]
+    culprit = kind.__name__
+    with pytest.raises(ValueError, match=rf"{culprit}: .*{value!r}|{value!r} of {culprit}"):
         kind(**options)
 
 
