@@ -110,15 +110,9 @@ def systematic(inclusion: Array, rng: Generator) -> Indices:
 
 def always_selected(share: Array, size: int) -> tuple[Indices, Array]:
     """Return who holds more than a place's share of the data, and the others' expected places."""
-    always: list[int] = []
-    mass = share * size
-    while len(always) < size and (mass >= 1 - 1e-12).any():
-        always += np.flatnonzero(mass >= 1 - 1e-12)[: size - len(always)].tolist()
-        rest = share.copy()
-        rest[always] = 0.0
-        total = rest.sum()
-        mass = rest * (size - len(always)) / total if total > 0 else rest
-    return np.array(always, np.int64), mass
+    inclusion = np.where(share > 0, proportional_inclusion(share, size), 0.0)
+    always = np.flatnonzero(inclusion >= 1)
+    return always, np.where(inclusion < 1, inclusion, 0.0)
 
 
 def one_per_unit(mass: Array, places: int, rng: Generator) -> Indices:

@@ -121,9 +121,13 @@ class RaceSoftmax(Policy):
         parts: list[tuple[NDArray[Any], ...]] = [
             (np.empty(0, np.int64), np.empty((0, len(goal))), np.empty(0))
         ]
-        for positions, readings in signals.read_parts("race_sketch", round.available, _PART):
+        for start in range(0, len(round.available), _PART):
+            part = round.available[start : start + _PART]
+            positions, readings = signals.read("race_sketch", part)
+            if not len(positions):
+                continue
             filled = readings["n"] > 0
-            positions, readings = positions[filled], readings[filled]
+            positions, readings = start + positions[filled], readings[filled]
             q = readings["counts"] / readings["n"][:, None, None]
             lengths = np.einsum("irb,irb->i", q, q)
             q -= goal

@@ -107,16 +107,6 @@ class Signals:
         view.flags.writeable = False
         return positions, view
 
-    def read_parts(
-        self, name: str, clients: Sequence[ClientId], size: int
-    ) -> Iterator[tuple[Indices, Array]]:
-        """As `read`, `size` readings at a time, where all of them would take much memory."""
-        rows = self._rows(name, clients)
-        positions = np.flatnonzero(rows >= 0)
-        for start in range(0, len(positions), size):
-            part = positions[start : start + size]
-            yield part, self._columns[name].values[rows[part]]
-
     def values(self, name: str, clients: Sequence[ClientId]) -> Array:
         """Return the readings of `clients`, all of whom must have one."""
         positions, values = self.read(name, clients)
