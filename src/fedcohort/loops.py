@@ -27,14 +27,6 @@ def compiled(**options: Any) -> Callable[[Any], Any]:
     Numba refuses to cache where neither the installation nor the user's home can be written; the
     function is then compiled anew in each process. It is never cached in a shared folder: Numba's
     cache files are pickles, and whoever can write them runs code.
-
-    Examples
-    --------
-    >>> @compiled(nogil=True)
-    ... def double(x):
-    ...     return 2 * x
-    >>> double(21)
-    42
     """
 
     def compile(function: Any) -> Any:

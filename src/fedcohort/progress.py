@@ -65,13 +65,7 @@ class Progress:
 
 
 def watched(items: Iterable[T], name: str, total: int, patience: float = 2.0) -> Iterator[T]:
-    """Yield the items; work that takes longer than `patience` seconds shows its progress.
-
-    Examples
-    --------
-    >>> list(watched("ab", "reading", total=2))
-    ['a', 'b']
-    """
+    """Yield the items; work that takes longer than `patience` seconds shows its progress."""
     started = time.monotonic()
     with Progress() as show:
         for done, item in enumerate(items, start=1):

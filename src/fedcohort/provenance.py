@@ -20,13 +20,7 @@ def provenance(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the installed version of each package, or "absent".
-
-    Examples
-    --------
-    >>> versions(["no-such-package"])
-    {'no-such-package': 'absent'}
-    """
+    """Return the installed version of each package, or "absent"."""
     installed = {}
     for name in packages:
         try:

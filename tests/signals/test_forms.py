@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedcohort.signals import table
@@ -101,8 +101,9 @@ def test_many_sketches_are_checked_at_once_as_one_by_one(readings, form, togethe
     sound = {i: r for i, r in shaped if as_stated(r) is not None}
     alone = {i: checked(form, r) for i, r in sketches}
     assert [i for i, r in alone.items() if r is not None] == list(sound)
-    shapes = Counter(r["counts"].shape for r in sound.values())
-    kept = [i for i, r in sound.items() if r["counts"].shape == shapes.most_common(1)[0][0]]
+    shapes = Counter(r["counts"].shape for r in sound.values()).most_common()
+    assume(len(shapes) < 2 or shapes[0][1] > shapes[1][1])  # a tie may end either way
+    kept = [i for i, r in sound.items() if r["counts"].shape == shapes[0][0]]
     signals = Signals()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "_TOGETHER", together)

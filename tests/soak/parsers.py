@@ -279,7 +279,7 @@ def readings(folder):
 
 def parse_reading(path):
     reading = from_bytes(path.read_bytes(), 1 << 20)
-    Signals().record("reading", {"client": reading}, 0)
+    Signals().record("insight", {"client": reading}, 0)
 
 
 def requests(folder):

@@ -1,22 +1,16 @@
-"""The multi-dueling bandit of FedACS: duels by reward, Thompson sampling of a pool, ranks.
+"""The multi-dueling bandit of FedACS (Wang et al., IWQoS 2021): duels, pools and ranks.
 
 Client i has won A_i and lost B_i duels; its quality is theta_i ~ Beta(A_i + 1, B_i + 1).
 
 Each pick of Algorithm 1 takes the client with the largest of fresh Beta draws: a pool of 4,000 out
-of 10,000 clients costs 32 million draws. Instead, represent client i by a Poisson process on (0, 1)
-with intensity r_i = f_i / F_i, its reversed hazard. The highest point of that process lies below x
-with probability F_i(x), so it is a Beta draw, and the largest draw of all is the highest point of
-the union. Thinning finds it from the top: propose points from a larger, piecewise constant
-intensity, and accept one of client i at x with probability r_i(x) over its bound. Since A, B >= 0,
-the densities are log-concave and r_i decreases in x: a bound at the lower end of an interval holds
-on all of it.
+of 10,000 clients costs 32 million draws. Instead, client i is a Poisson process on (0, 1) whose
+intensity is its reversed hazard, r_i = f_i / F_i: its highest point is a Beta draw, and the largest
+draw of all is the highest point of the union. Thinning finds it from the top: points are proposed
+from a larger, piecewise constant intensity, and one of client i at x is accepted with probability
+r_i(x) over its bound. r_i decreases in x, because A, B >= 0 make the densities log-concave; so a
+bound at the lower end of an interval holds on all of it.
 
 Import this module inside the function that needs it, because importing Numba takes a second.
-
-References
-----------
-Wang et al. FedACS: Federated Skewness Analytics in Heterogeneous Decentralized Data Environments.
-IWQoS 2021.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, no-any-return"
@@ -52,12 +46,6 @@ def duel(wins: Array, losses: Array, rewards: Array, rate: float = 1.0) -> tuple
     """Let all participants of a round duel each other (Algorithm 2), in O(k log k).
 
     Of each pair with unequal rewards the higher wins `rate`; returns the new wins and losses.
-
-    Examples
-    --------
-    >>> wins, losses = duel(np.zeros(3), np.zeros(3), np.array([-5.0, -1.0, -1.0]))
-    >>> wins.tolist(), losses.tolist()
-    ([0.0, 1.0, 1.0], [2.0, 0.0, 0.0])
     """
     order = np.sort(rewards)
     won = wins + rate * np.searchsorted(order, rewards, side="left")

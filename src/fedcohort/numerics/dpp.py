@@ -6,9 +6,7 @@ restricted to it, so similar items rarely appear together.
 References
 ----------
 Kulesza, Taskar. k-DPPs: Fixed-Size Determinantal Point Processes. ICML 2011.
-Zhang et al. DPP-based Client Selection for Federated Learning with Non-IID Data. ICASSP 2023.
-Barthelmé, Tremblay, Amblard. A Faster Sampler for Discrete Determinantal Point Processes.
-AISTATS 2023.
+Barthelmé, Tremblay, Amblard. A Faster Sampler for Discrete DPPs. AISTATS 2023.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedCor's Gaussian model of loss changes: how it is fitted, and how it selects clients.
+"""The Gaussian model of FedCor (Tang et al., CVPR 2022): its fit, and how it selects clients.
 
 Fit. The loss changes y of N clients in one round follow N(0, X^T X + noise_std^2 I) with X of
 shape (rank, N). This is probabilistic PCA (Tipping and Bishop 1999) with known noise and zero
@@ -7,11 +7,6 @@ mean, so the likelihood has a closed-form maximum; gradient steps follow the pap
 Selection (Algorithm 1). Choosing client k predicts its own change as mu_k - alpha_k sigma_k, which
 moves the expected overall loss by -alpha_k (p^T Sigma_k) / sigma_k. The algorithm takes the client
 with the largest decrease, conditions the model on the prediction, and repeats.
-
-References
-----------
-Tang et al. FedCor: Correlation-Based Active Client Selection Strategy for Heterogeneous
-Federated Learning. CVPR 2022.
 """
 
 from __future__ import annotations

@@ -3,12 +3,6 @@
 An entry is a hash of the seed and its place (SplitMix64 used as a counter-based generator), so that
 clients and server agree on the matrix by a seed alone, and nobody holds the 212 MB that
 100 x 555,178 numbers take.
-
-References
-----------
-Kollias, Salonidis, Wang. Sketch to Skip and Select: Communication Efficient Federated Learning
-using Locality Sensitive Hashing. 2022.
-Charikar, Chen, Farach-Colton. Finding Frequent Items in Data Streams. ICALP 2002 (kind "sparse").
 """
 
 from __future__ import annotations
@@ -32,8 +26,9 @@ Words = NDArray[np.uint64]
 class Projection:
     """A random k x dim matrix P, known by its seed.
 
-    "uniform" has entries from (-1, 1), the paper's, so E ||P v||^2 = k/3 ||v||^2; "sparse" one
-    entry of +1 or -1 per column (CountSketch), E ||P v||^2 = ||v||^2, at a cost without k.
+    "uniform" has entries from (-1, 1), as in Kollias et al. (2022), so E ||P v||^2 = k/3 ||v||^2;
+    "sparse" one entry of +1 or -1 per column, a CountSketch (Charikar et al., 2002), so E ||P v||^2
+    = ||v||^2, at a cost without k.
 
     Examples
     --------

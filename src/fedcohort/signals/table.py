@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId
-from fedcohort.signals.forms import Form, Mask
+from fedcohort.signals.catalog import SIGNALS
+from fedcohort.signals.forms import Form
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
@@ -61,9 +63,10 @@ class Signals:
     ) -> tuple[ClientId, ...]:
         """Store what is valid and return whose readings were kept; None means no answer.
 
-        `form` is what the signal declares; without it, any finite numbers of one layout will do.
+        `form` is what the signal declares, by default for no options.
         """
         answered = {c: r for c, r in readings.items() if r is not None}
+        form = form or lookup("signal", name, SIGNALS).form({})
         clients, parts = list(answered), list(_check_readings(list(answered.values()), form))
         votes: Counter[Layout] = Counter()
         for places, values in parts:
@@ -205,28 +208,13 @@ def as_array(reading: ArrayLike) -> Array | None:
 Part = tuple[Indices, Array]  # places of readings, and those readings, stacked
 
 
-def _check_readings(readings: list[Any], form: Form | None) -> Iterator[Part]:
+def _check_readings(readings: list[Any], form: Form) -> Iterator[Part]:
     """Yield the places of readings that have the form, and those, for each dtype and shape."""
     for places, stack in _stacks(readings):
-        if form is None:
-            kept = _finite(stack)
-            values = stack[kept]
-        elif form.fits(stack.dtype, stack.shape[1:]):
+        if form.fits(stack.dtype, stack.shape[1:]):
             kept, values = form.checked_together(stack)
-        else:
-            continue
-        if kept.any():
-            yield places[kept], values
-
-
-def _finite(readings: Array) -> Mask:
-    """Say which stacked readings are finite numbers, in all their fields."""
-    if readings.dtype.names is not None:
-        fields = [_finite(readings[name]) for name in readings.dtype.names]
-        return np.asarray(np.all(fields, axis=0))
-    if readings.dtype.kind not in "iubf":
-        return np.zeros(len(readings), bool)
-    return np.asarray(np.isfinite(readings).all(axis=tuple(range(1, readings.ndim))))
+            if kept.any():
+                yield places[kept], values
 
 
 def _stacks(readings: list[Any]) -> Iterator[Part]:
