@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import ClassVar, TypeVar
 
@@ -101,7 +101,7 @@ def values_for(
     return np.fromiter(map(values.get, clients, repeat(otherwise)), np.float64, len(clients))
 
 
-def count_up(counts: dict[ClientId, int], clients: Sequence[ClientId]) -> None:
+def count_up(counts: dict[ClientId, int], clients: Iterable[ClientId]) -> None:
     """Add one to each client's count."""
     for client in clients:
         counts[client] = counts.get(client, 0) + 1

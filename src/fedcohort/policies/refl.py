@@ -9,16 +9,15 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.options import Range
-from fedcohort.policies.base import Array, Policy, register, scored, values_for
+from fedcohort.policies.base import Array, Policy, count_up, register, scored, values_for
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.table import Signals
 
 
 @dataclass
 class REFLState:
-    """Who was available last, since when, and how often clients left after how many rounds."""
+    """Since when those of the last round are there, and how often clients left after how long."""
 
-    here: list[ClientId] = field(default_factory=list)
     since: dict[ClientId, int] = field(default_factory=dict)
     rounds: dict[ClientId, int] = field(default_factory=dict)
     departures: dict[ClientId, int] = field(default_factory=dict)
@@ -73,15 +72,13 @@ class REFL(Policy):
 
     def _notice(self, round: Round) -> None:
         """Count who left since the last round, and note who came."""
-        state, here = self.state, set(round.available)
-        for client in state.here:
-            if client not in here:
-                stayed = round.number - state.since.pop(client)
-                state.rounds[client] = state.rounds.get(client, 0) + stayed
-                state.departures[client] = state.departures.get(client, 0) + 1
-        before = set(state.here)
-        state.since.update({c: round.number for c in round.available if c not in before})
-        state.here = list(round.available)
+        state = self.state
+        gone = sorted(state.since.keys() - set(round.available))
+        count_up(state.departures, gone)
+        for client in gone:
+            stayed = round.number - state.since.pop(client)
+            state.rounds[client] = state.rounds.get(client, 0) + stayed
+        state.since = dict.fromkeys(round.available, round.number) | state.since
 
     def _chance_to_leave(self, round: Round) -> Array:
         state = self.state

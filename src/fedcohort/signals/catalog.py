@@ -243,28 +243,52 @@ def _sketch_form(options: Options) -> Form:
     return Sketch(None if rows is None else int(rows), buckets)
 
 
-@register_signal("num_examples", when="profile", work="data", form=COUNT, reveals="size")
-def _num_examples(clients: Clients, options: Options) -> NDArray[np.int64]:
-    """How many examples the client trains on."""
-    return clients.sizes()
-
-
-@register_signal(
-    "race_sketch", when="profile", work="data", form=_sketch_form, reveals="sketch",
-    simulated={"embed": "let attach(app, data=...) return embedded inputs on the clients"},
-)  # fmt: skip
-def _race_sketch(clients: Clients, options: Options) -> Sequence[NDArray[Any]]:
-    """The client's distribution sketch, private if the client or the policy wants it."""
-    return clients.sketches(options)
-
-
 _INSIGHT = "attach(app, data=..., insight=...) on the clients"
+_LOSS = f"{_MODEL}; without torch, attach(loss=...)"
+_BOTH = "attach(app, data=..., model=...) on the clients"
+_EMBED = {"embed": "let attach(app, data=...) return embedded inputs on the clients"}
 
-
-@register_signal("insight", when="profile", work="data", form=Numbers((None,)), remedy=_INSIGHT)
-def _insight(clients: Clients, options: Options) -> Sequence[ArrayLike]:
-    """A vector of the user's own that describes the client's data."""
-    return clients.insights()
+# How many examples the client trains on.
+register_signal("num_examples", when="profile", work="data", form=COUNT, reveals="size")(
+    lambda clients, options: clients.sizes()
+)
+# The distribution sketch, private if the client or the policy wants it.
+register_signal(
+    "race_sketch", when="profile", work="data", form=_sketch_form, reveals="sketch",
+    simulated=_EMBED,
+)(lambda clients, options: clients.sketches(options))  # fmt: skip
+# A vector of the user's own that describes the client's data.
+register_signal("insight", when="profile", work="data", form=Numbers((None,)), remedy=_INSIGHT)(
+    lambda clients, options: clients.insights()
+)
+# Mean output of the first dense layer under the initial model.
+register_signal("feature_profile", when="profile", work="forward", form=Numbers((None,), "f4"))(
+    lambda clients, options: clients.features()
+)
+# Mean loss of the current model over all local data, and the root of the mean squared loss.
+register_signal("loss", when="query", work="forward", form=Numbers(), remedy=_LOSS)(
+    lambda clients, options: clients.losses()
+)
+register_signal("loss_rms", when="reply", work="forward", form=Numbers(), remedy=_LOSS)(
+    lambda clients, options: np.sqrt(clients.losses(power=2))
+)
+# Projections of the full-batch gradient and of the update; the spread of the batches' gradients.
+register_signal("gradient_sketch", when="query", work="train", form=_projected_form)(
+    lambda clients, options: clients.gradients().sketched(options)
+)
+register_signal("update_sketch", when="reply", work="server", form=_projected_form)(
+    lambda clients, options: clients.updates().sketched(options)
+)
+register_signal("gradient_spread", when="reply", work="train", form=AMOUNT)(
+    lambda clients, options: clients.gradient_spreads()
+)
+# Seconds from sending the model to receiving the update, and what the client expects of a round.
+register_signal("duration", when="reply", work="server", form=AMOUNT, model="none")(
+    lambda clients, options: clients.durations()
+)
+register_signal(
+    "expected_duration", when="profile", work="data", form=AMOUNT, reveals="size", remedy=_BOTH
+)(lambda clients, options: clients.expected_durations())
 
 
 @register_signal("label_histogram", when="profile", work="data", form=COUNTS)
@@ -293,27 +317,6 @@ def _label_histogram(clients: Clients, options: Options) -> list[NDArray[np.int6
     return histograms
 
 
-@register_signal("feature_profile", when="profile", work="forward", form=Numbers((None,), "f4"))
-def _feature_profile(clients: Clients, options: Options) -> NDArray[Any]:
-    """Mean output of the first dense layer under the initial model."""
-    return clients.features()
-
-
-_LOSS = f"{_MODEL}; without torch, attach(loss=...)"
-
-
-@register_signal("loss", when="query", work="forward", form=Numbers(), remedy=_LOSS)
-def _loss(clients: Clients, options: Options) -> NDArray[np.float64]:
-    """Mean loss of the current model over all local data."""
-    return clients.losses()
-
-
-@register_signal("loss_rms", when="reply", work="forward", form=Numbers(), remedy=_LOSS)
-def _loss_rms(clients: Clients, options: Options) -> NDArray[np.float64]:
-    """Root mean square of the per-example losses over all local data."""
-    return np.sqrt(clients.losses(power=2))
-
-
 @register_signal("model_sketch", when="query", work="train", form=_projected_form)
 def _model_sketch(clients: Clients, options: Options) -> NDArray[Any]:
     """Projection of the locally trained model, or of its step away from the global one."""
@@ -323,45 +326,10 @@ def _model_sketch(clients: Clients, options: Options) -> NDArray[Any]:
     return models.sketched(of)
 
 
-@register_signal("gradient_sketch", when="query", work="train", form=_projected_form)
-def _gradient_sketch(clients: Clients, options: Options) -> NDArray[Any]:
-    """Projection of the full-batch gradient."""
-    return clients.gradients().sketched(options)
-
-
-@register_signal("gradient_spread", when="reply", work="train", form=AMOUNT)
-def _gradient_spread(clients: Clients, options: Options) -> NDArray[np.float64]:
-    """Spread of the gradients of local batches around their mean."""
-    return clients.gradient_spreads()
-
-
 def update_distance(updates: ArrayLike) -> NDArray[np.float64]:
     """Distance of each update from their mean (paper 1, equation 14)."""
     exact = np.asarray(updates, np.float64)
     return np.asarray(np.linalg.norm(exact - exact.mean(axis=0), axis=1))
-
-
-@register_signal("duration", when="reply", work="server", form=AMOUNT, model="none")
-def _duration(clients: Clients, options: Options) -> NDArray[np.float64]:
-    """Seconds from sending the model to receiving the update."""
-    return clients.durations()
-
-
-_BOTH = "attach(app, data=..., model=...) on the clients"
-
-
-@register_signal(
-    "expected_duration", when="profile", work="data", form=AMOUNT, reveals="size", remedy=_BOTH
-)
-def _expected_duration(clients: Clients, options: Options) -> NDArray[np.float64]:
-    """Seconds that the client expects a round of training to take, before its first one."""
-    return clients.expected_durations()
-
-
-@register_signal("update_sketch", when="reply", work="server", form=_projected_form)
-def _update_sketch(clients: Clients, options: Options) -> NDArray[Any]:
-    """Projection of the update."""
-    return clients.updates().sketched(options)
 
 
 @register_signal("bias_update", when="reply", work="server", form=Numbers((None,), "f4"))
