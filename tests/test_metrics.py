@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedcohort.exceptions import UnknownClient
-from fedcohort.metrics import gemd, participation, participation_entropy, rounds_to_target
+from fedcohort.metrics import gemd, participation, participation_entropy
 
 NAN = float("nan")
 COUNTS = hnp.arrays(
@@ -38,12 +38,6 @@ def test_gemd_equals_the_definition(counts, data):
 def test_gemd_of_clients_without_examples_is_refused():
     with pytest.raises(ValueError, match=r"\[1\] hold no examples"):
         gemd([[1, 2], [0, 0]], [1])
-
-
-def test_rounds_include_the_first_round_that_reaches_the_target():
-    assert rounds_to_target([0.9, 0.1, 0.9], 0.9) == 1
-    assert rounds_to_target([0.1, NAN, 0.5], 0.4) == 3
-    assert rounds_to_target([0.1, NAN], 0.4) is None
 
 
 def test_participation_counts_in_the_order_of_clients():

@@ -48,25 +48,6 @@ def test_greedy_steps_equal_naive_recomputation(seed: int, private: bool) -> Non
         assert value == pytest.approx(objective(readings, weights, target, chosen, **extra))
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_gap_to_the_best_set(size: int) -> None:
-    """Over 20 random federations of 10: the share of the possible gain over a random set.
-
-    Measured with these seeds for 2, 3 and 5 of 10: 0.956, 0.952, 0.932 with exchanges and 0.889,
-    0.894, 0.837 by greedy alone; dense random sets of few clients are the hardest case.
-    """
-    shares = {0: [], 3: []}
-    for seed in range(20):
-        problem = _problem(seed)[:3]
-        every = [objective(*problem, subset) for subset in combinations(range(10), size)]
-        for sweeps, found in shares.items():
-            _, reached = herding.match(*problem, size, sweeps=sweeps)
-            assert min(every) <= reached + 1e-12
-            found.append((np.mean(every) - reached) / (np.mean(every) - min(every)))
-    assert np.mean(shares[3]) > 0.92
-    assert np.mean(shares[3]) > np.mean(shares[0]) + 0.04
-
-
 @pytest.mark.parametrize("fixed", [0, 2])
 def test_exchanges_never_hurt_and_end_in_a_local_optimum(fixed: int) -> None:
     for seed in range(10):

@@ -49,6 +49,7 @@ class LabelMatch(Policy):
     """
 
     needs = Needs(profile=frozenset({"label_histogram"}))
+    added: int | None = None  # clients that DC-FedAvg adds to random ones
 
     def __init__(self, target: Target = "global", epsilon: HistogramEpsilon = 0.0) -> None:
         self.target = target
@@ -63,7 +64,13 @@ class LabelMatch(Policy):
         goal = self._goal(counts)
         part = sample_positions(positions.size, _MAX_CANDIDATES, rng)
         positions, counts = positions[part], counts[part]
-        chosen, distances = self._choose(counts, goal, min(round.size, positions.size), rng)
+        size = min(round.size, positions.size)
+        if self.added is None:
+            chosen = [int(rng.integers(positions.size))]
+        else:
+            at_random = max(size - self.added, 1)
+            chosen = rng.choice(positions.size, at_random, replace=False).tolist()
+        distances = self._grow(chosen, counts, goal, size)
         return scored(round.available, positions[chosen], np.array(distances))
 
     def _goal(self, counts: Array) -> Array:
@@ -71,20 +78,20 @@ class LabelMatch(Policy):
             return np.full(counts.shape[1], 1 / counts.shape[1])
         return np.asarray(counts.sum(axis=0) / counts.sum())
 
-    def _choose(
-        self, counts: Array, goal: Array, size: int, rng: Generator
-    ) -> tuple[list[int], list[float]]:
-        """Return the rows of the cohort, and its distance after each choice."""
-        chosen = [int(rng.integers(len(counts)))]
-        pooled, penalty = counts[chosen[0]].copy(), np.zeros(len(counts))
-        distances = [float(label_distances(pooled[None], 0.0, goal)[0])]
+    def _grow(self, chosen: list[int], counts: Array, goal: Array, size: int) -> list[float]:
+        """Add rows, each the one with which the cohort is nearest the goal; return distances."""
+        distances_of = label_distances if self.added is None else _cosine_distances
+        pooled = counts[chosen].sum(axis=0)
+        distances = [float(distances_of(pooled[None], 0.0, goal)[0])] * len(chosen)
         while len(chosen) < size:
-            penalty[chosen[-1]] = np.inf
-            after = label_distances(counts, pooled, goal) + penalty
-            chosen.append(int(np.argmin(after)))
-            pooled += counts[chosen[-1]]
-            distances.append(float(after[chosen[-1]]))
-        return chosen, distances
+            after = distances_of(counts, counts[chosen].sum(axis=0), goal)
+            after[chosen] = np.inf
+            best = int(np.argmin(after))
+            if self.added is not None and after[best] > distances[-1]:
+                break
+            chosen.append(best)
+            distances.append(float(after[best]))
+        return distances
 
 
 @register("dc-fedavg", when="as label-match, but most of the cohort must stay random")
@@ -119,23 +126,7 @@ class DCFedAvg(LabelMatch):
         super().__init__(target, epsilon)
         self.added = added
 
-    def _choose(
-        self, counts: Array, goal: Array, size: int, rng: Generator
-    ) -> tuple[list[int], list[float]]:
-        at_random = max(size - self.added, 1)
-        chosen = rng.choice(len(counts), at_random, replace=False).tolist()
-        pooled = counts[chosen].sum(axis=0)
-        distances = [float(_cosine_distances(pooled, goal))] * at_random
-        while len(chosen) < size:
-            after = _cosine_distances(counts + counts[chosen].sum(axis=0), goal)
-            after[chosen] = np.inf
-            best = int(np.argmin(after))
-            if after[best] > distances[-1]:
-                break
-            chosen.append(best)
-            distances.append(float(after[best]))
-        return chosen, distances
 
-
-def _cosine_distances(rows: Array, goal: Array) -> Array:
-    return np.asarray(1 - rows @ goal / (np.linalg.norm(rows, axis=-1) * np.linalg.norm(goal)))
+def _cosine_distances(counts: Array, pooled: Array | float, goal: Array) -> Array:
+    rows = counts + pooled
+    return np.asarray(1 - rows @ goal / (np.linalg.norm(rows, axis=1) * np.linalg.norm(goal)))
