@@ -117,37 +117,24 @@ Compute = Callable[[Clients, Options], Sequence[ArrayLike] | NDArray[Any]]
 
 @dataclass(frozen=True)
 class Signal:
-    """One kind of reading.
-
-    Parameters
-    ----------
-    when : {"profile", "query", "reply"}
-        When it is usually collected, which a policy's `Needs` decides: once per client, before the
-        selection, or with the update.
-    work : {"server", "data", "forward", "train"}
-        What it costs: nothing, as it is computed from updates that arrive anyway; one pass over the
-        client's data; a pass through a model; or training one.
-    model : {"none", "initial", "current"}
-        The model that computing it takes; a client downloads it first. Profiles are taken under
-        the initial model, so that a newcomer's is comparable.
-    reveals : {"nothing", "size", "sketch", "records"}
-        What a reading tells beyond an update: nothing, the number of records, a sketch that can be
-        private, or more, which a client that keeps a privacy budget does not release.
-    remedy : str
-        What a Flower user can do where clients do not answer.
-    simulated : mapping of str to str
-        Options that only simulations know, with what a Flower user can do instead.
-    """
+    """One kind of reading: when it is collected, what it costs and tells, and how it is made."""
 
     name: str
+    # Once per client, before the selection or with the update, unless a policy's `Needs` says else.
     when: When
+    # What it costs: nothing, as it is computed from updates that arrive anyway; one pass over the
+    # client's data; a pass through a model; or training one.
     work: Work
     form: Callable[[Options], Form]
     compute: Compute
+    # The model that it takes, which a client downloads first. Profiles are taken under the initial
+    # one, so that a newcomer's is comparable.
     model: Which
+    # What it tells beyond an update: nothing, the number of records, a sketch that can be private,
+    # or more, which a client that keeps a privacy budget does not release.
     reveals: Reveals
-    remedy: str
-    simulated: Mapping[str, str]
+    remedy: str  # what a Flower user can do where clients do not answer
+    simulated: Mapping[str, str]  # options of simulations alone, and what a Flower user can do
 
     def needs_model(self, options: Options) -> bool:
         """Whether the client must hold a model to answer a question with these options."""
