@@ -13,7 +13,7 @@ from fedcohort.datasets import federate, load
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower import CohortStrategy
 from fedcohort.gates import GATES
-from fedcohort.options import Configurable, Count, Positive, parse_named, parse_options
+from fedcohort.options import parse_named, parse_options
 from fedcohort.policies import POLICIES
 from fedcohort.registry import GROUPS, load_installed, lookup, make
 from fedcohort.session import Session
@@ -112,16 +112,6 @@ def test_a_whole_number_and_the_same_float_are_one_option():
     second = Session(POLICIES["sketch-match"](epsilon=1.0), cohort_size=2, seed=0)
     second.load_state_dict(first.state_dict())
     assert repr(first.policy) == repr(second.policy) == "SketchMatch(epsilon=1.0)"
-
-
-def test_ranges_are_declared_with_the_type():
-    class Ring(Configurable):
-        def __init__(self, radius: Positive = 1.0, parts: Count | None = None) -> None: ...
-
-    assert repr(Ring(radius=2, parts=3)) == "Ring(radius=2.0, parts=3)"
-    for wrong in ({"radius": 0}, {"parts": 0}, {"parts": 1.5}, {"radius": float("nan")}):
-        with pytest.raises(ConfigError, match=r"Ring: (radius|parts)="):
-            Ring(**wrong)
 
 
 def test_every_public_name_can_be_loaded_and_simulate_is_package_and_function():

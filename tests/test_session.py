@@ -122,8 +122,6 @@ def test_user_mistakes():
         session.finish({}, ["b"])
     with pytest.raises(RuntimeError, match="finish the round first"):
         session.state_dict()
-    with pytest.raises(ValueError, match=r"d=3 must be above cohort_size=5"):
-        Session(PowerOfChoice(d=3), cohort_size=5, seed=0).begin("abcdef", answers([]))
 
 
 def test_a_checkpoint_of_another_run_is_refused():
@@ -193,9 +191,6 @@ def test_a_resumed_session_remembers_who_sits_out(tmp_path):
 
 
 def test_what_fails_late_is_refused_at_once():
-    assert isinstance(Session("uniform", cohort_size=2, seed=0).policy, Policy)
-    with pytest.raises(ValueError, match="did you mean 'uniform'"):
-        Session("unifrom", cohort_size=2, seed=0)
     for wrong in ({"cohort_size": 2.5}, {"cohort_size": 0}, {"seed": "0"}, {"model_bytes": -1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Session(First(), **{"cohort_size": 2, "seed": 0, **wrong})

@@ -148,19 +148,19 @@ def test_devices_and_links_are_written_to_and_stay(tmp_path):
         write_atomically(tmp_path, b"")
 
 
-@pytest.mark.parametrize("content", [b"a = ", b"a = " + b"[" * 9999, b"\xff", b"#" * (1 << 23)])
-def test_toml_that_cannot_be_read_is_one_error(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        *((content, "") for content in ("a = ", "a = " + "[" * 9999, "\xff", "#" * (1 << 23))),
+        (".".join("a" * 50_000), "a key of more than 32 parts"),  # would take gigabytes
+        ("x = {" + ".".join("a" * 99) + "=1}", "a key of more than 32 parts"),
+    ],
+)
+def test_toml_that_cannot_be_read_is_one_error(tmp_path, content, reason):
     path = tmp_path / "x.toml"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"x\.toml: "):
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError, match=rf"x\.toml: {reason}"):
         read_toml(path)
-
-
-@pytest.mark.parametrize("text", [".".join("a" * 50_000), "x = {" + ".".join("a" * 99) + "=1}"])
-def test_toml_that_would_take_gigabytes_is_refused_before_it_is_parsed(tmp_path, text):
-    (tmp_path / "x.toml").write_text(text)
-    with pytest.raises(ConfigError, match="a key of more than 32 parts"):
-        read_toml(tmp_path / "x.toml")
 
 
 def test_nothing_is_unpickled_and_no_file_runs_code():

@@ -56,18 +56,6 @@ class TestHACCS:
 
 
 class TestREFL:
-    def test_who_leaves_often_comes_first(self) -> None:
-        """Every second round clients 10 to 19 are away; when they are there, they are taken."""
-        policy, cohorts = REFL(rest=0), []
-        for number in range(20):
-            here = IDS if number % 2 else IDS[:10]
-            round = Round(number, here, 5)
-            chosen = policy.select(round, Signals(), stream(number)).clients
-            policy.observe(round, Outcome(chosen, chosen), Signals())
-            cohorts.append(chosen)
-        assert all(c >= "10" for chosen in cohorts[5::2] for c in chosen)
-        assert {c for chosen in cohorts for c in chosen} == set(IDS)
-
     def test_the_chance_to_leave_by_hand(self) -> None:
         """a left twice in five rounds seen: 3 / 7; b never in seven: 1 / 9."""
         policy = REFL()
