@@ -17,6 +17,7 @@ from fedcohort.policies.readings import sizes
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.session import Session
 from fedcohort.signals.table import Signals
+from fedcohort.testing import recorded
 
 IDS = tuple(f"{i:02d}" for i in range(20))
 
@@ -34,8 +35,7 @@ def test_pick_has_the_law_of_successive_draws():
 
 
 def test_a_forged_size_is_clipped_and_so_is_the_weight_of_an_unlikely_pick():
-    signals = Signals()
-    signals.record("num_examples", dict.fromkeys(IDS, 40) | {"05": 2**40}, 0)
+    signals = recorded(num_examples=dict.fromkeys(IDS, 40) | {"05": 2**40})
     assert sizes(signals, IDS).max() == 400
     weights = inverse_inclusion(np.full(5, 0.01), np.array([0.5, 0.5, 0.5, 0.5, 1e-9]))
     assert weights == pytest.approx((0.02, 0.02, 0.02, 0.02, 2.0))  # it was 10^7
@@ -72,8 +72,7 @@ class TestPowerOfChoice:
         assert np.bincount(np.array(first, int), minlength=20).max() < 25
 
     def test_candidates_are_drawn_by_size(self):
-        signals, counts = Signals(), Counter()
-        signals.record("num_examples", {"a": 1, "b": 3, "c": 0}, stamp=0)
+        signals, counts = recorded(num_examples={"a": 1, "b": 3, "c": 0}), Counter()
         for i in range(4000):
             round = Round(0, ("a", "b", "c", "silent"), 1)
             counts[PowerOfChoice(d=2).candidates(round, signals, stream(0, i))[0]] += 1
@@ -84,8 +83,7 @@ class TestPowerOfChoice:
         assert not counts["c"]
 
     def test_the_highest_fresh_losses_win_with_equal_weights(self):
-        signals = Signals()
-        signals.record("loss", {"a": 9.0}, stamp=0)
+        signals = recorded(loss={"a": 9.0})
         signals.record("loss", {"b": 1.0, "c": 3.0, "d": 2.0}, stamp=1)
         round = Round(1, ("a", "b", "c", "d"), 2, "size")
         selection = PowerOfChoice(d=3).select(round, signals, stream(0))
@@ -102,10 +100,8 @@ class TestPowerOfChoice:
 
 class TestActiveFL:
     def signals(self):
-        signals = Signals()
-        signals.record("num_examples", {"a": 4, "b": 9, "c": 16, "d": 1}, stamp=0)
-        signals.record("loss", dict.fromkeys("abcd", 1.0), stamp=0)
-        return signals  # values sqrt(n) * loss: 2, 3, 4, 1
+        sizes = {"a": 4, "b": 9, "c": 16, "d": 1}  # values sqrt(n) * loss: 2, 3, 4, 1
+        return recorded(num_examples=sizes, loss=dict.fromkeys("abcd", 1.0))
 
     def test_the_law_by_hand(self):
         """alpha1 = 1/2 leaves b and c, with odds exp(3 alpha2) : exp(4 alpha2)."""
@@ -148,9 +144,8 @@ class TestActiveFL:
 
 class TestFedSAE:
     def test_the_law_and_the_value(self) -> None:
-        policy, signals, ids = FedSAE(beta=0.5), Signals(), IDS[:3]
-        signals.record("num_examples", dict(zip(ids, (4, 9, 16), strict=True)), 0)
-        signals.record("loss", {"00": 1.0, "01": 0.5}, 0)
+        policy, ids, sizes = FedSAE(beta=0.5), IDS[:3], {"00": 4, "01": 9, "02": 16}
+        signals = recorded(num_examples=sizes, loss={"00": 1.0, "01": 0.5})
         policy.observe(Round(0, ids, 3), Outcome(ids, ids), signals)
         # 2 x 1, 3 x .5, and half of the median for the one who reported nothing
         selection = policy.select(Round(1, ids, 3), signals, stream(0))
@@ -161,8 +156,7 @@ class TestFedSAE:
 
 class TestOort:
     def finish(self, policy, number, losses, durations=()):
-        signals = Signals()
-        signals.record("num_examples", dict.fromkeys(losses, 10), 0)
+        signals = recorded(num_examples=dict.fromkeys(losses, 10))
         signals.record("loss_rms", losses, number)
         signals.record("duration", dict(durations), number)
         policy.state.exploited = list(losses)

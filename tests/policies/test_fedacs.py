@@ -8,6 +8,7 @@ import pytest
 from fedcohort.policies import FedACS
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.signals.table import Signals
+from fedcohort.testing import recorded
 
 IDS = ("a", "b", "c", "d")
 
@@ -31,8 +32,7 @@ def test_only_fresh_distances_of_those_who_finished_count() -> None:
 
 
 def test_a_users_insight_needs_no_training() -> None:
-    signals = Signals()
-    signals.record("insight", {"a": [0.0], "b": [0.4], "c": [9.0], "d": [-9.0]}, 0)
+    signals = recorded(insight={"a": [0.0], "b": [0.4], "c": [9.0], "d": [-9.0]})
     policy = FedACS(reward="insight", pool_share=0.5)
     assert policy.needs.profile == {"insight"}
     assert not policy.needs.reply

@@ -12,6 +12,7 @@ from fedcohort.policies.fedcor import FedCorState
 from fedcohort.rounds import Outcome, Round, stream
 from fedcohort.session import Session
 from fedcohort.signals.table import Signals
+from fedcohort.testing import recorded
 
 IDS = tuple(f"{i:02d}" for i in range(12))
 
@@ -82,9 +83,8 @@ def test_selection_is_algorithm_1_with_annealing() -> None:
     x = np.random.default_rng(0).normal(size=(5, 12))
     policy = FedCor(warmup=1, interval=100, beta=0.5)
     policy.state = FedCorState(clients=list(IDS), embedding=x, selections=2)
-    signals = Signals()
     n = {c: int(c) + 1 for c in IDS}
-    signals.record("num_examples", n, 0)
+    signals = recorded(num_examples=n)
     p = np.array([n[c] for c in IDS]) / sum(n.values())
     alpha = np.ones(12)
     for number in range(2, 6):

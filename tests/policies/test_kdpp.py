@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import pdist
 
+from fedcohort import testing
 from fedcohort.numerics import dpp
 from fedcohort.policies import KDPP, kdpp
 from fedcohort.rounds import Round, stream
@@ -17,9 +18,7 @@ PROFILES = np.random.default_rng(0).normal(size=(6, 3))
 
 
 def recorded(profiles=PROFILES, ids=IDS, signal="feature_profile") -> Signals:
-    signals = Signals()
-    signals.record(signal, dict(zip(ids, profiles, strict=True)), 0)
-    return signals
+    return testing.recorded(**{signal: dict(zip(ids, profiles, strict=True))})
 
 
 def test_of_many_clients_some_are_drawn_uniformly(monkeypatch) -> None:

@@ -259,8 +259,8 @@ def long_tail(seed: int = 0):
 def test_uniform_labels_balance_a_long_tail() -> None:
     empty, sketches, labels = long_tail()
     ids = tuple(f"{i:03d}" for i in range(60))
-    signals = Signals()
-    signals.record("race_sketch", {c: s.reading() for c, s in zip(ids, sketches, strict=True)}, 0)
+    readings = [sketch.reading() for sketch in sketches]
+    signals = recorded(race_sketch=dict(zip(ids, readings, strict=True)))
 
     def imbalance(policy: SketchMatch) -> float:
         cohorts = run(policy, ids, signals, 15)

@@ -8,7 +8,7 @@ import pytest
 from fedcohort.policies import SketchToSelect
 from fedcohort.rounds import Round, stream
 from fedcohort.signals.table import Signals
-from fedcohort.testing import select
+from fedcohort.testing import recorded, select
 
 IDS = tuple(f"{i:02d}" for i in range(24))
 
@@ -35,8 +35,7 @@ def test_clients_that_hardly_move_are_told_apart_by_where_they_move() -> None:
         towards, size = rng.normal(size=(10, 10)), np.logspace(-3, 0, 10)
         labels = {c: int(c) % 10 for c in ids}
         steps = {c: size[y] * (towards[y] + 0.2 * rng.normal(size=10)) for c, y in labels.items()}
-        signals = Signals()
-        signals.record("model_sketch", steps, 0)
+        signals = recorded(model_sketch=steps)
         for compare, covered in found.items():
             policy = SketchToSelect(compare=compare)
             chosen = policy.select(Round(0, ids, 10), signals, stream(trial)).clients
