@@ -75,7 +75,7 @@ class HiCSFL(Policy):
         tried, updates = self.state.tried, self.state.updates
         untried = [c for c in round.available if c not in tried]
         first = pick(untried, round.size, rng)
-        clients = [c for c in round.available if c in updates and c in tried]
+        clients = [c for c in round.available if c in updates]
         part = sampling.sample_positions(len(clients), _MAX_TREE_CLIENTS, rng)
         clients = [clients[i] for i in part.tolist()]
         places = min(round.size - len(first), len(clients))
