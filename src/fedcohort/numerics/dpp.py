@@ -50,17 +50,14 @@ class FixedSizeDPP:
     @classmethod
     def from_kernel(cls, kernel: ArrayLike) -> FixedSizeDPP:
         """From a symmetric positive semi-definite kernel of shape (N, N)."""
-        values, vectors = np.linalg.eigh(np.asarray(kernel, dtype=np.float64))
-        keep = values > _tolerance(values)
-        return cls(values[keep], vectors[:, keep].T)
+        values, vectors = _spectrum(np.asarray(kernel, dtype=np.float64))
+        return cls(values, vectors.T)
 
     @classmethod
     def from_features(cls, features: ArrayLike) -> FixedSizeDPP:
         """From features F of shape (N, d), for the kernel F F^T: only F^T F is decomposed."""
         matrix = np.asarray(features, dtype=np.float64)
-        values, vectors = np.linalg.eigh(matrix.T @ matrix)
-        keep = values > _tolerance(values)
-        values, vectors = values[keep], vectors[:, keep]
+        values, vectors = _spectrum(matrix.T @ matrix)
         return cls(values, (vectors / np.sqrt(values)).T @ matrix.T)
 
     def sample(self, k: int, rng: np.random.Generator) -> Indices:
@@ -179,5 +176,8 @@ def log_polynomials(logs: Array, k: int) -> Array:
     return table
 
 
-def _tolerance(values: Array) -> float:
-    return float(np.finfo(np.float64).eps * max(values.size, 1) * values.max(initial=0.0))
+def _spectrum(matrix: Array) -> tuple[Array, Array]:
+    """Return the eigenvalues that are not zero but for rounding, and their eigenvectors."""
+    values, vectors = np.linalg.eigh(matrix)
+    keep = values > np.finfo(np.float64).eps * max(values.size, 1) * values.max(initial=0.0)
+    return values[keep], vectors[:, keep]
