@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import reduce
 from itertools import repeat
 from typing import Any
 
@@ -22,7 +21,7 @@ from fedcohort.signals.forms import Form
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
-Layout = tuple[object, ...]
+Layout = tuple[int, ...]
 
 _MANY = 256  # clients from which on a lookup of their numbers is kept
 _TOGETHER = 1 << 22  # bytes of readings that are checked at a time
@@ -171,7 +170,7 @@ class SignalColumn:
         if not len(clients):
             return
         used, row_of = len(self.clients), self.clients
-        dtype = common_dtype(values.dtype, self.values.dtype) if used else values.dtype
+        dtype = _widest(values, self.values) if used else values.dtype
         found = (row_of.setdefault(client, len(row_of)) for client in clients)
         rows = np.fromiter(found, np.int64, len(clients))
         self._grow(used, len(row_of), dtype, values.shape[1:])
@@ -247,7 +246,7 @@ def _merge(parts: list[Part]) -> Part:
     if len(parts) <= 1:
         return parts[0] if parts else (np.empty(0, np.int64), np.empty(0))
     places = np.sort(np.concatenate([part[0] for part in parts]))
-    dtype = reduce(common_dtype, [values.dtype for _, values in parts])
+    dtype = _widest(*(values for _, values in parts))
     merged = np.empty((len(places), *parts[0][1].shape[1:]), dtype)
     for at, values in parts:
         merged[np.searchsorted(places, at)] = cast(values, dtype)
@@ -255,33 +254,23 @@ def _merge(parts: list[Part]) -> Part:
 
 
 def _layout(values: Array) -> Layout:
-    """Return what readings must share to be stacked: shape, and the fields' names and shapes."""
-    dtype, shape = values.dtype, values.shape[1:]
-    if dtype.names is None:
-        return shape
-    return (*shape, *((name, dtype[name].shape) for name in dtype.names))
+    """Return what readings must share to be stacked: their shape, or that of a sketch's counts."""
+    return values.shape[1:] if values.dtype.names is None else values.dtype["counts"].shape
 
 
-def common_dtype(first: np.dtype[Any], second: np.dtype[Any]) -> np.dtype[Any]:
-    """Return a dtype that holds readings of both dtypes, which have the same form.
+def _widest(*values: Array) -> np.dtype[Any]:
+    """Return the dtype that holds them all: of one form, they differ in the width of counts."""
+    return max((v.dtype for v in values), key=lambda dtype: dtype.itemsize)
+
+
+def cast(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Return readings in the wider dtype of others of their form.
 
     Field by field: NumPy 2.0 to 2.4 promote structured dtypes with subarrays to an item size that
     is too small, and a cast then writes past its buffer.
     """
-    if first == second:
-        return first
-    if first.names is None or second.names is None:
-        return np.result_type(first, second)
-    bases = {name: np.result_type(first[name].base, second[name].base) for name in first.names}
-    return np.dtype([(name, base, first[name].shape) for name, base in bases.items()])
-
-
-def cast(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Return `values` in a dtype with the same fields, copied field by field."""
-    if values.dtype == dtype:
-        return values
-    if dtype.names is None:
-        return values.astype(dtype)
+    if values.dtype == dtype or dtype.names is None:
+        return values.astype(dtype, copy=False)
     out = np.zeros(values.shape, dtype)
     for name in dtype.names:
         out[name] = values[name]
