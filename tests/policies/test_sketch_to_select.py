@@ -44,7 +44,7 @@ def test_clients_that_hardly_move_are_told_apart_by_where_they_move() -> None:
     assert np.mean(found["models"]) < 6
 
 
-@pytest.mark.parametrize("size", [1e20, 1e39, 1e300, 1e-300])
+@pytest.mark.parametrize("size", [1e15, 1e39, 1e-20, 1e-300])
 def test_a_hostile_sketch_neither_stops_a_selection_nor_takes_it_over(size: float) -> None:
     sketches = rows() | {"00": np.full(5, size)}
     chosen = select(SketchToSelect(), IDS, 5, model_sketch=sketches).clients  # warnings are errors

@@ -36,12 +36,9 @@ def sample_positions(count: int, limit: int, rng: Generator) -> Indices:
 
 
 def unit_rows(rows: NDArray[Any]) -> NDArray[Any]:
-    """Scale rows to length one; rows that are zero or too long for their dtype become zero."""
-    with np.errstate(over="ignore"):
-        lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    usable = np.isfinite(lengths) & (lengths > 0)
-    whole = np.where(usable[:, None], rows, 0)
-    return np.asarray(whole / np.where(usable, lengths, 1)[:, None])
+    """Scale rows to length one; rows of zeros stay as they are."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
+    return np.asarray(np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0))
 
 
 def angle_tree(rows: NDArray[Any], apart: Array | float = 0.0) -> Array:

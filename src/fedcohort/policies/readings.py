@@ -133,7 +133,7 @@ def vectors(
     """Return the positions of clients with a usable reading, and the readings as rows of numbers.
 
     A sketch becomes its counts divided by n; an empty sketch is not usable. With `since`, readings
-    of earlier rounds are left out. A number that does not fit the `dtype` becomes infinite.
+    of earlier rounds are left out.
     """
     positions, readings = signals.read(name, clients)
     if since is not None and len(positions):
@@ -142,8 +142,7 @@ def vectors(
     if not len(positions):
         return positions, np.empty((0, 0))
     if readings.dtype.names is None:
-        with np.errstate(over="ignore"):
-            return positions, readings.reshape(len(positions), -1).astype(dtype)
+        return positions, readings.reshape(len(positions), -1).astype(dtype)
     filled = readings["n"] > 0
     counts = readings["counts"][filled].reshape(int(filled.sum()), -1)
     return positions[filled], np.asarray(counts / readings["n"][filled][:, None])
