@@ -35,12 +35,12 @@ def _fill(
     tl.store(mask + client * ENTRIES + at, tl.where(kept, SCALE, 0.0), mask=at < ENTRIES)
 
 
-def fill(words, step, place, keep, position, mask):
+def fill(words, step, place, keep, mask):
     """Write 1 / keep to the kept entries of a contiguous mask (clients, entries), 0 elsewhere."""
     clients, entries = mask.shape
     grid = (triton.cdiv(entries, BLOCK), clients)
     _fill[grid](
-        words, step, mask if position is None else position, mask,
+        words, step, mask, mask,
         entries, round(keep * (1 << 24)), 1 / max(keep, 1e-30),
-        PLACE=place * 0x85EBCA6B & 0xFFFFFFFF, POSITION=position is not None, BLOCK=BLOCK,
+        PLACE=place * 0x85EBCA6B & 0xFFFFFFFF, POSITION=False, BLOCK=BLOCK,
     )  # fmt: skip

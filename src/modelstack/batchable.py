@@ -13,8 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelstack.convolution import geometry_of, plain_convolution
-from modelstack.fused_convolution import HALVES, Halves, few_channels, largest
+from modelstack.fused_convolution import (
+    HALVES,
+    Halves,
+    few_channels,
+    geometry_of,
+    largest,
+    plain_convolution,
+)
 
 
 def _kernels() -> Any:

@@ -68,22 +68,16 @@ def keep_entries(first: Tensor, second: Tensor, position: Tensor, keep: float) -
     return ((word >> (32 - BITS)) & ((1 << BITS) - 1)) < round(keep * (1 << BITS))
 
 
-def fill_mask(
-    keys: MaskKeys, place: int, keep: float, position: Tensor | None, mask: Tensor
-) -> None:
-    """Write 1 / keep to the kept entries of a mask, (clients, entries), and 0 to the others.
-
-    `position` (entries,) numbers the entries; None numbers them from 0.
-    """
+def fill_mask(keys: MaskKeys, place: int, keep: float, mask: Tensor) -> None:
+    """Write 1 / keep to the kept entries of a mask, (clients, entries), and 0 to the others."""
     words = keys.words[: len(mask)]
     if runs_triton(mask.device):
         from modelstack import _triton_dropout
 
         kernels: Any = _triton_dropout
-        kernels.fill(words, keys.step, place, keep, position, mask)
+        kernels.fill(words, keys.step, place, keep, mask)
         return
-    if position is None:
-        position = torch.arange(mask.shape[1], dtype=torch.int32, device=mask.device)
+    position = torch.arange(mask.shape[1], dtype=torch.int32, device=mask.device)
     first, second = layer_words(words, keys.step, place)
     mask.copy_(keep_entries(first[:, None], second[:, None], position, keep))
     mask.mul_(1 / max(keep, 1e-30))

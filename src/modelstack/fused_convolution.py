@@ -1,10 +1,9 @@
 """Convolutions of many models at once, each fused with the ReLU and the pooling after it.
 
-`FusedConv` runs on a GPU with Triton. It holds images as (clients, samples, height, width,
+They need a GPU with Triton. `FusedConv` holds images as (clients, samples, height, width,
 channels) and reads patches from the images while it multiplies; bias, ReLU and pooling are part of
 the convolution. What a convolution multiplies is stored as 16-bit numbers (`Halves`) by the kernel
 that computes it; a layer then hands the first plane to the next layer, for its shape and its signs.
-`fused_blocks` says which models it takes; the others use `convolution`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from modelstack.convolution import geometry_of, pair, takes_tiles
 from modelstack.layers import Arena, Layer, Sink, Tape, Weighted
 
 # ruff: noqa: D102 (`Layer` documents the methods)
@@ -53,37 +51,35 @@ class DenseBlock(NamedTuple):
 Part = Block | DenseBlock | nn.Module
 
 
-def fused_blocks(flat: Sequence[nn.Module]) -> list[Part] | None:
-    """Join each convolution and dense layer with the ReLU and the pooling that follow it.
+def geometry_of(
+    image: Sequence[int], kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the size of a convolution's output, and the padding above and to the left.
 
-    None if the layers of images are not all of these kinds: convolutions, each with at most one
-    pooling by tiles; ReLU after a convolution or its pooling; dropout.
+    `pad` is (left, right, top, bottom), as `nn.Conv2d` keeps it.
     """
-    parts: list[Part] = []
-    image = False
-    for module in flat:
-        last = parts[-1] if parts else None
-        if isinstance(module, nn.Conv2d):
-            parts.append(Block(module))
-            image = True
-        elif isinstance(module, nn.Linear):
-            parts.append(DenseBlock(module))
-        elif isinstance(module, nn.ReLU) and isinstance(last, (Block, DenseBlock)):
-            parts[-1] = last._replace(relu=True)
-        elif isinstance(module, nn.MaxPool2d):
-            pixels = math.prod(pair(module.kernel_size))
-            fits = takes_tiles(module) and pixels in (1, 2, 4, 8, 16)  # a tile is in one program
-            if not (fits and isinstance(last, Block) and last.pool is None):
-                return None
-            parts[-1] = last._replace(pool=module)
-        elif image and not isinstance(module, (nn.Flatten, nn.Dropout)):
-            return None
-        elif isinstance(module, nn.Flatten) and isinstance(last, nn.Dropout):
-            parts.insert(-1, module)  # the pooling can then write what `Flatten` returns
-        elif not isinstance(module, nn.Identity):
-            parts.append(module)
-        image = image and not isinstance(module, nn.Flatten)
-    return parts
+    left, right, top, bottom = pad
+    high = (image[0] + top + bottom - kernel[0]) // stride[0] + 1
+    wide = (image[1] + left + right - kernel[1]) // stride[1] + 1
+    return (high, wide), (top, left)
+
+
+def plain_convolution(conv: nn.Conv2d) -> bool:
+    """Whether a convolution has neither groups nor dilation, and pads with zeros if at all."""
+    return conv.groups == 1 and set(conv.dilation) == {1} and conv.padding_mode == "zeros"
+
+
+def plain_pooling(pool: nn.MaxPool2d) -> bool:
+    """Whether a pooling takes the maxima of tiles that do not overlap and fit in one program."""
+    size, *rest = (pair(v) for v in (pool.kernel_size, pool.stride, pool.padding, pool.dilation))
+    tiles = rest == [size, (0, 0), (1, 1)] and math.prod(size) in (1, 2, 4, 8, 16)
+    return tiles and not (pool.ceil_mode or pool.return_indices)
+
+
+def pair(value: int | Sequence[int]) -> tuple[int, int]:
+    """Return an option of `nn.MaxPool2d` for height and width; one number stands for both."""
+    high, wide = (value, value) if isinstance(value, int) else value
+    return high, wide
 
 
 def few_channels(conv: nn.Conv2d) -> bool:
@@ -111,7 +107,7 @@ class FusedConv(Weighted):
         self.taps, self.few = math.prod(self.kernel), few_channels(conv)
         self.planes, self.dtype = HALVES[precision]
         self.pooled = block.pool is not None
-        self.tile = (1, 1) if block.pool is None else tuple(pair(block.pool.kernel_size))
+        self.tile = (1, 1) if block.pool is None else pair(block.pool.kernel_size)
 
     def join(self, number: int, source: FusedConv | None, above: Part) -> None:
         """Tell the layer its number among the convolutions and its neighbors.

@@ -64,14 +64,6 @@ def record_gradient(
         tape.append(partial(_triton_dense.loss_gradient, outputs, y, weight))
         return outputs
     each = weight.unsqueeze(-1)
-    if outputs.is_cuda:  # fewer kernels
-        ones = torch.full_like(each, -1.0)
-        tape += [
-            partial(torch.ops.aten._softmax.out, outputs, 2, False, out=outputs),
-            partial(outputs.scatter_add_, -1, y.unsqueeze(-1), ones),
-            partial(outputs.mul_, each),
-        ]
-        return outputs
     top, minus = arena.take("top", each.shape), arena.take("minus", each.shape)
     tape += [  # six small operations beat torch.softmax, which is slow along a short last axis
         partial(torch.amax, outputs, -1, keepdim=True, out=top),

@@ -1,9 +1,7 @@
 """Layers of many models at once, with their backward passes written out.
 
-The first axis of an activation is the client: (clients, samples, features) for dense layers and
-(clients, channels, samples, height, width) for images. Each layer is one batched matrix product,
-and its output already has the layout that the next layer needs. Without autograd, the gradient of a
-weight can be added to the weight inside the matrix product.
+An activation is (clients, samples, features). Each layer is one batched matrix product. Without
+autograd, the gradient of a weight can be added to the weight inside the matrix product.
 
 A layer computes nothing when it is called. It appends operations on fixed memory to a tape, with
 all views made beforehand, because the time of a small model's step is that of calling PyTorch.
@@ -11,13 +9,12 @@ all views made beforehand, because the time of a small model's step is that of c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from modelstack.dropout import MaskKeys, fill_mask
 
@@ -61,15 +58,10 @@ class Layer:
 
     def __init__(self, place: int, arena: Arena) -> None:
         self.place, self.arena = place, arena
-        self.split = 1  # the parts that each client's batch is cut into; see `convolution`
 
     def memory(self, use: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Return this layer's memory for one use."""
         return self.arena.take((self.place, use), shape, dtype)
-
-    def parts(self, rows: Tensor) -> Tensor:
-        """View the rows of an image layer as (clients, parts of their batches)."""
-        return rows.view(-1, self.split, *rows.shape[1:])
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         """Append the forward pass and return where its output will be."""
@@ -101,13 +93,11 @@ class Weighted(Layer):
         options = {"beta": self.sink.beta, "alpha": self.sink.alpha}
         tape.append(partial(target.baddbmm_, left, right, **options))
 
-    def gather_sum(self, tape: Tape, at: int, parts: Tensor, over: int | tuple[int, ...]) -> None:
-        """Append the gradient of parameter `at`, the sum of `parts` over some axes."""
-        gone = (over,) if isinstance(over, int) else over
-        shape = [size for axis, size in enumerate(parts.shape) if axis not in gone]
-        target = self.sink.targets[at][: len(parts)].view(shape)
-        total = self.memory(f"sum {at}", shape)
-        tape.append(partial(torch.sum, parts, over, out=total))
+    def gather_sum(self, tape: Tape, at: int, grad: Tensor) -> None:
+        """Append the gradient of bias `at`, the sum of `grad` over the samples."""
+        target = self.sink.targets[at][: len(grad)]
+        total = self.memory(f"sum {at}", target.shape)
+        tape.append(partial(torch.sum, grad, 1, out=total))
         if self.sink.beta != 1.0:
             tape.append(partial(target.mul_, self.sink.beta))
         tape.append(partial(target.add_, total, alpha=self.sink.alpha))
@@ -133,13 +123,8 @@ class Dense(Weighted):
             below = self.memory("below", self.x.shape)
             self.multiply(tape, grad, self.weight(len(grad)), below)
         self.gather(tape, self.at[0], grad.mT, self.x)
-        if len(self.at) > 1 and grad.is_cuda:  # one kernel in place of two
-            ones = self.memory("ones", (len(grad), 1, grad.shape[1])).fill_(1)
-            target = self.sink.targets[self.at[1]][: len(grad)].unsqueeze(1)
-            options = {"beta": self.sink.beta, "alpha": self.sink.alpha}
-            tape.append(partial(target.baddbmm_, ones, grad, **options))
-        elif len(self.at) > 1:
-            self.gather_sum(tape, self.at[1], grad, 1)
+        if len(self.at) > 1:
+            self.gather_sum(tape, self.at[1], grad)
         return below
 
 
@@ -212,72 +197,19 @@ ACTIVATIONS: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
 }
 
 
-class ResponseNorm(Layer):
-    """`nn.LocalResponseNorm`: x / (k + alpha * mean of the squares of nearby channels) ^ beta.
-
-    The sum over nearby channels is a product with a band matrix; the gradient uses its transpose.
-    """
-
-    def __init__(self, place: int, arena: Arena, norm: nn.LocalResponseNorm) -> None:
-        super().__init__(place, arena)
-        self.norm = norm
-
-    def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        self.x, size = x, self.norm.size
-        at = torch.arange(x.shape[1], device=self.arena.device)
-        near = (at - at[:, None] >= -(size // 2)) & (at - at[:, None] <= (size - 1) // 2)
-        self.band = (near * (self.norm.alpha / size)).expand(len(x), -1, -1)
-        self.base, self.spare = (self.memory(name, x.shape) for name in ("base", "spare"))
-        self.factor, self.y = (self.memory(name, x.shape) for name in ("factor", "out"))
-        tape += [
-            partial(torch.mul, x, x, out=self.spare),
-            partial(torch.bmm, self.band, self.spare.flatten(2), out=self.base.flatten(2)),
-            partial(self.base.add_, self.norm.k),
-            partial(torch.pow, self.base, -self.norm.beta, out=self.factor),
-            partial(torch.mul, x, self.factor, out=self.y),
-        ]
-        return self.y
-
-    def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
-        around = self.memory("around", grad.shape)
-        tape += [
-            partial(torch.mul, grad, self.y, out=self.spare),
-            partial(self.spare.div_, self.base),
-            partial(torch.bmm, self.band.mT, self.spare.flatten(2), out=around.flatten(2)),
-            partial(grad.mul_, self.factor),
-            partial(grad.addcmul_, self.x, around, value=-2 * self.norm.beta),
-        ]
-        return grad
-
-
 class Dropout(Layer):
-    """`nn.Dropout`, with the masks of `dropout.fill_mask`.
+    """`nn.Dropout`, with the masks of `dropout.fill_mask`."""
 
-    `image` says that the input has a convolution's layout; elsewhere a client's samples lie one
-    after the other.
-    """
-
-    def __init__(self, place: int, arena: Arena, p: float, image: bool) -> None:
+    def __init__(self, place: int, arena: Arena, p: float) -> None:
         super().__init__(place, arena)
-        self.keep, self.image = 1.0 - p, image
+        self.keep = 1.0 - p
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         self.mask, out = self.memory("mask", x.shape), self.memory("out", x.shape)
-        clients = len(x) // self.split if self.image else len(x)
-        each = self.mask.view(clients, -1)
-        given = (self.arena.masks, self.place, self.keep, self._positions(x), each)
+        given = (self.arena.masks, self.place, self.keep, self.mask.flatten(1))
         tape.append(partial(fill_mask, *given))
         tape.append(partial(torch.mul, x, self.mask, out=out))
         return out
-
-    def _positions(self, x: Tensor) -> Tensor | None:
-        """Return the number of each entry of a client if its samples came one after the other."""
-        if not self.image:
-            return None
-        _, channels, samples, *rest = x.shape
-        shape = (self.split, samples, channels, *rest)
-        numbers = torch.arange(math.prod(shape), dtype=torch.int32, device=x.device)
-        return numbers.view(shape).transpose(1, 2).flatten()
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
         tape.append(partial(grad.mul_, self.mask))
@@ -295,46 +227,12 @@ class Unflatten(Layer):
         return x.view(*x.shape[:2], *self.shape, *x.shape[3:])
 
 
-class ChannelsFirst(Layer):
-    """From (clients, samples, channels, ...) to (clients * split, channels, samples / split, ...).
-
-    A view is enough for a convolution, which reads its input in any order.
-    """
-
-    def __init__(self, place: int, arena: Arena, copy: bool) -> None:
-        super().__init__(place, arena)
-        self.copy = copy
-
-    def forward(self, tape: Tape, x: Tensor) -> Tensor:
-        view = x.view(len(x) * self.split, -1, *x.shape[2:]).transpose(1, 2)
-        if not self.copy:
-            return view
-        out = self.memory("out", view.shape)
-        tape.append(partial(out.copy_, view))
-        return out
-
-
 class Flatten(Layer):
-    """`nn.Flatten`, from (clients, samples, ...) or from a convolution's layout."""
-
-    def __init__(self, place: int, arena: Arena, image: bool) -> None:
-        super().__init__(place, arena)
-        self.image = image
+    """`nn.Flatten`."""
 
     def forward(self, tape: Tape, x: Tensor) -> Tensor:
         self.shape = x.shape
-        if not self.image:
-            return x.flatten(2)
-        clients, channels, samples, *rest = x.shape
-        out = self.memory("out", (clients, samples, channels, *rest))
-        tape.append(partial(out.copy_, x.transpose(1, 2)))
-        return out.view(clients // self.split, samples * self.split, -1)
+        return x.flatten(2)
 
     def backward(self, tape: Tape, grad: Tensor, wanted: bool) -> Tensor:
-        if not self.image:
-            return grad.view(self.shape)
-        clients, channels, samples, *rest = self.shape
-        below = self.memory("below", self.shape)
-        split = grad.view(clients, samples, channels, *rest).transpose(1, 2)
-        tape.append(partial(below.copy_, split))
-        return below
+        return grad.view(self.shape)

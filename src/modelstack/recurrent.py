@@ -9,12 +9,13 @@ together are a matrix per client.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from modelstack.convolution import gpu_kernels
 from modelstack.layers import ROUNDING, Arena, Sink, Tape, Weighted
+from modelstack.switches import runs_triton
 
 # ruff: noqa: D102 (`Layer` documents the methods)
 
@@ -100,11 +101,19 @@ class LSTM(Weighted):
             self._step(tape, t)
         return self.h[:, steps]
 
+    def _kernels(self) -> Any:
+        """Return the module of Triton kernels, None on devices without them."""
+        if not runs_triton(self.arena.device):
+            return None
+        from modelstack import _triton_recurrent
+
+        return _triton_recurrent
+
     def _step(self, tape: Tape, t: int) -> None:
         """Append one step, whose activations replace the sums in `gates`."""
         gates, h, c = self.gates[:, t], self.h[:, t + 1], self.c[:, t + 1]
         before, tanh_c = self.c[:, t], self.tanh_c[:, t]
-        kernels = gpu_kernels(gates)
+        kernels = self._kernels()
         if kernels:
             given = (gates, self.weight_hh, self.h[:, t], before, h, c, tanh_c, self.rounding)
             tape.append(partial(kernels.lstm_step, *given))
@@ -136,14 +145,14 @@ class LSTM(Weighted):
         self.gather(tape, self.at[0], flat.mT, self.x)
         self.gather(tape, self.at[1], flat.mT, self.h[:, :steps].flatten(1, 2))
         for at in self.at[2:]:
-            self.gather_sum(tape, at, flat, 1)
+            self.gather_sum(tape, at, flat)
         return below.view(clients, steps, samples, -1) if wanted else grad
 
     def _step_backward(self, tape: Tape, t: int, grad_h: Tensor, grad_c: Tensor) -> None:
         """Append one step's gradients, which replace the activations in `gates`."""
         gates, before, tanh_c = self.gates[:, t], self.c[:, t], self.tanh_c[:, t]
         last = t == self.gates.shape[1] - 1
-        kernels = gpu_kernels(gates)
+        kernels = self._kernels()
         if kernels:
             given = (grad_h, gates, self.weight_hh, before, tanh_c, grad_c, self.rounding)
             later = None if last else self.gates[:, t + 1]

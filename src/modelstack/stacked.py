@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from modelstack import convolution, fused_convolution, layers, recurrent
+from modelstack import fused_convolution, layers, recurrent
+from modelstack.fused_convolution import Block, DenseBlock, Part
 from modelstack.kernel import Kernel, Setup, record_gradient
 from modelstack.recurrent import LastOutput
 from modelstack.switches import runs_triton
 from modelstack.training import Unsupported
 
-PARTS = {"cuda": 256}  # products that a device should get at once
-_PLAIN = (nn.Linear, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Dropout, nn.Identity, nn.LocalResponseNorm)
 _WEIGHTED = (nn.Linear, nn.Conv2d, nn.Embedding, LastOutput)
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -37,17 +36,22 @@ class Unstackable(Exception):
     """Says which part of a model has no stacked form."""
 
 
-def obstacle(model: nn.Module) -> str:
-    """Say which part of a model has no stacked form, "" if all have one."""
+def obstacle(model: nn.Module, device: torch.device) -> str:
+    """Say which part of a model has no stacked form on a device, "" if all have one."""
     try:
-        stackable(model)
+        stackable(model, device)
     except Unstackable as error:
         return str(error)
     return ""
 
 
-def stackable(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model in order; `Unstackable` names what has no stacked form."""
+def stackable(
+    model: nn.Module, device: torch.device, learns: bool = True
+) -> list[tuple[int, Part]]:
+    """Return the layers of a model in order, joined with what is fused with them, and their places.
+
+    Without dropout unless the copies learn. `Unstackable` names what has no stacked form.
+    """
     names = {id(module): name for name, module in model.named_modules()}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -56,18 +60,65 @@ def stackable(model: nn.Module) -> list[nn.Module]:
     if tied:
         raise Unstackable("layers share a parameter")
     flat = read_chain(model)
-    for place, module in enumerate(flat):
-        if not _known(module, first=place == 0):
-            name = names.get(id(module), "")
-            raise Unstackable(f"layer {name!r} ({type(module).__name__}) has no stacked form")
     weighted = [id(module) for module in flat if isinstance(module, _WEIGHTED)]
+    parts: list[tuple[int, Part]] = []
+    image = False  # whether the layer sees images that a convolution returned
+    for number, module in enumerate(flat):
+        place = 3 * number  # names a layer's memory and its dropout masks
+        last = parts[-1][1] if parts else None
+        name = f"layer {names.get(id(module), '')!r} ({type(module).__name__})"
+        if not _has_form(module, last, image):
+            raise Unstackable(f"{name} has no stacked form")
+        if isinstance(module, nn.Conv2d):
+            if not runs_triton(device):
+                raise Unstackable(f"{name} has a stacked form only on a GPU with Triton")
+            parts.append((place, Block(module)))
+            image = True
+        elif isinstance(module, nn.Linear):
+            parts.append((place, DenseBlock(module)))
+        elif isinstance(module, nn.ReLU) and isinstance(last, (Block, DenseBlock)):
+            parts[-1] = parts[-1][0], last._replace(relu=True)
+        elif isinstance(module, nn.MaxPool2d) and isinstance(last, Block):
+            parts[-1] = parts[-1][0], last._replace(pool=module)
+        elif isinstance(module, nn.Flatten):
+            # Before a dropout, so that the pooling can write what it returns.
+            parts.insert(len(parts) - (image and isinstance(last, nn.Dropout)), (place, module))
+            image = False
+        elif not isinstance(module, nn.Identity) and (learns or not isinstance(module, nn.Dropout)):
+            parts.append((place, module))
     if not weighted or len(weighted) != len(set(weighted)):
         raise Unstackable("a layer with parameters is used twice, or there is none")
     held = {id(p) for module in flat for p in module.parameters()}
     if any(id(p) not in held for p in model.parameters()):
         raise Unstackable("a parameter belongs to no layer")
-    _check_shapes(flat)
-    return flat
+    if image or isinstance(parts[-1][1], nn.Embedding):
+        raise Unstackable("the output is not one vector per sample")
+    return parts
+
+
+def _has_form(module: nn.Module, last: Part | None, image: bool) -> bool:
+    """Whether a layer has a stacked form after the part `last`; `image` if it sees images."""
+    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"):
+        return False
+    if isinstance(last, nn.Embedding) != (type(module) is LastOutput):
+        return False  # they are stacked only one after the other
+    if type(module) is nn.Conv2d:
+        return fused_convolution.plain_convolution(module)
+    if type(module) is nn.MaxPool2d:
+        alone = isinstance(last, Block) and last.pool is None
+        return alone and fused_convolution.plain_pooling(module)
+    if type(module) is nn.Flatten:
+        return (module.start_dim, module.end_dim) == (1, -1)
+    if type(module) is nn.Unflatten:
+        return last is None and module.dim == 1
+    if type(module) is nn.Embedding:
+        return last is None and recurrent.plain_embedding(module)
+    if type(module) is LastOutput:
+        return recurrent.plain_lstm(module.lstm)
+    if type(module) is nn.ReLU:
+        return not image or isinstance(last, Block)
+    anywhere = type(module) in (nn.Dropout, nn.Identity)
+    return anywhere or (type(module) in (nn.Linear, nn.Tanh, nn.Sigmoid) and not image)
 
 
 def read_chain(model: nn.Module) -> list[nn.Module]:
@@ -194,166 +245,60 @@ def _leaves(module: nn.Module) -> Iterator[nn.Module]:
         yield module
 
 
-def _known(module: nn.Module, first: bool) -> bool:
-    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "parametrizations"):
-        return False
-    if type(module) is nn.Conv2d:
-        return convolution.plain_convolution(module)
-    if type(module) is nn.MaxPool2d:
-        return not module.return_indices
-    if type(module) is nn.Flatten:
-        return (module.start_dim, module.end_dim) == (1, -1)
-    if type(module) is nn.Unflatten:
-        return first and module.dim == 1
-    if type(module) is nn.Embedding:
-        return first and recurrent.plain_embedding(module)
-    if type(module) is LastOutput:
-        return recurrent.plain_lstm(module.lstm)
-    return type(module) in _PLAIN
-
-
-def _check_shapes(flat: list[nn.Module]) -> None:
-    """Dense layers and the end must come after a Flatten, norms after a convolution.
-
-    An LSTM must come right after its embedding, and nothing else may.
-    """
-    image, after = False, None
-    for i, module in enumerate(flat):
-        misplaced = nn.Linear if image else nn.LocalResponseNorm
-        if isinstance(module, misplaced):
-            raise Unstackable(f"layer {i} ({type(module).__name__}) sees an unexpected shape")
-        if isinstance(after, nn.Embedding) != isinstance(module, LastOutput):
-            raise Unstackable("an embedding and an LSTM are stacked only one after the other")
-        image = image or isinstance(module, (nn.Conv2d, nn.MaxPool2d))
-        image, after = image and not isinstance(module, nn.Flatten), module
-    if image or isinstance(after, nn.Embedding):
-        raise Unstackable("the output is not one vector per sample")
-
-
-def _pool_first(stack: list[layers.Layer]) -> list[layers.Layer]:
-    """Take each maximum before the bias and the ReLU: the same result from fewer numbers."""
-    in_order = (convolution.Bias, layers.Activation)  # keep the order of the numbers in a channel
-    for i in range(1, len(stack)):
-        j = i
-        while isinstance(stack[j], convolution.MaxPool) and isinstance(stack[j - 1], in_order):
-            stack[j - 1], stack[j] = stack[j], stack[j - 1]
-            j -= 1
-    return stack
-
-
 class Stacked(Kernel):
     """Copies of a model made of the layers that `stackable` accepts."""
 
     def __init__(self, setup: Setup, clients: int, learns: bool = True) -> None:
         super().__init__(setup, clients, learns)
-        model, training, _, device, self.precision = setup
-        flat = stackable(model)
-        if not learns:
-            flat = [module for module in flat if not isinstance(module, nn.Dropout)]
-        self.random, self.drops = False, any(isinstance(module, nn.Dropout) for module in flat)
-        self.place_of = {id(p): i for i, p in enumerate(model.parameters())}
-        parts = fused_convolution.fused_blocks(flat) if runs_triton(device) else None
-        self.fused = parts is not None
-        if parts is None:
-            self.layers = _pool_first(list(self._build(flat)))
-        else:
-            self.dense_too = learns and training.batch_size <= layers.FusedDense.MAX_SAMPLES
-            self.layers = list(self._build_fused(parts))
+        parts = stackable(setup.model, setup.device, learns)
+        self.random = False
+        self.drops = any(isinstance(part, nn.Dropout) for _, part in parts)
+        self.layers = list(self._build(parts, learns))
         self.first = [isinstance(layer, layers.Weighted) for layer in self.layers].index(True)
-        self.parts = 1 if self.fused else PARTS.get(device.type, 1)
 
-    def _split(self, clients: int, samples: int) -> int:
-        """Return the number of parts that a convolution cuts each client's batch into.
-
-        The gradient of a small kernel is a product of two small matrices over all pixels of a
-        batch. Only many such products keep a whole GPU busy.
-        """
-        wanted = -(-self.parts // clients)
-        divisors = (d for d in range(1, samples + 1) if samples % d == 0)
-        return next((d for d in divisors if d >= wanted), samples)
-
-    def _weighted(
-        self, place: int, module: nn.Module
-    ) -> tuple[int, layers.Arena, layers.Sink, list[int]]:
-        """Return what a layer with the parameters of a module is made from."""
-        at = [self.place_of[id(p)] for p in module.parameters()]
-        return place, self.arena, self.sink, at
-
-    def _build(self, flat: list[nn.Module]) -> Iterator[layers.Layer]:
-        """Return the layers of each module; a place in the network names its memory."""
-        image = False
-        for number, module in enumerate(flat):
-            place, arena = 3 * number, self.arena
-            if isinstance(module, (nn.Conv2d, nn.MaxPool2d)) and not image:
-                pooled = isinstance(module, nn.MaxPool2d)
-                yield layers.ChannelsFirst(place + 1, arena, pooled)
-                image = True
-            if isinstance(module, nn.Conv2d):
-                *_, at = given = self._weighted(place, module)
-                yield convolution.Conv(*given, module)
-                if module.bias is not None:
-                    yield convolution.Bias(place + 2, arena, self.sink, at[1:])
-            elif isinstance(module, nn.MaxPool2d):
-                yield convolution.MaxPool(place, arena, module)
-            elif isinstance(module, nn.LocalResponseNorm):
-                yield layers.ResponseNorm(place, arena, module)
-            else:
-                after = flat[number - 1] if number else None
-                yield from self._build_plain(place, module, after, image)
-            image = image and not isinstance(module, nn.Flatten)
-
-    def _build_fused(self, parts: list[fused_convolution.Part]) -> Iterator[layers.Layer]:
-        """Do the same with layers that are fused on a GPU."""
+    def _build(self, parts: list[tuple[int, Part]], learns: bool) -> Iterator[layers.Layer]:
+        """Return the layers of each part."""
+        model, training, _, device, precision = self.setup
+        numbers = {id(p): i for i, p in enumerate(model.parameters())}
+        small = training.batch_size <= layers.FusedDense.MAX_SAMPLES
+        fuses_dense = runs_triton(device) and learns and small
+        self.arena.peaks = sum(isinstance(part, Block) for _, part in parts)
         below: fused_convolution.FusedConv | None = None
-        number, image = 0, False
-        self.arena.peaks = sum(isinstance(part, fused_convolution.Block) for part in parts)
-        for at, part in enumerate(parts):
-            place = 3 * at
-            if isinstance(part, fused_convolution.Block):
-                if not number:
-                    yield fused_convolution.ChannelsLast(place + 1, self.arena)
-                given = self._weighted(place, part.conv)
-                layer = fused_convolution.FusedConv(*given, part, self.precision)
-                layer.join(number, below, parts[at + 1])
-                below = layer
-                number, image = number + 1, True
-                yield below
+        convolutions, image = 0, False
+        for at, (place, part) in enumerate(parts):
+            here = (place, self.arena)
+            module = part[0] if isinstance(part, (Block, DenseBlock)) else part
+            weighted = (*here, self.sink, [numbers[id(p)] for p in module.parameters()])
+            if isinstance(part, Block):
+                if not convolutions:
+                    yield fused_convolution.ChannelsLast(*here)
+                layer = fused_convolution.FusedConv(*weighted, part, precision)
+                layer.join(convolutions, below, parts[at + 1][1])
+                convolutions, image, below = convolutions + 1, True, layer
+                yield layer
                 continue
             below = None
-            if isinstance(part, nn.Flatten) and image:
-                yield fused_convolution.FusedFlatten(place, self.arena)
-                image = False
-            elif isinstance(part, fused_convolution.DenseBlock):
-                given = self._weighted(place, part.linear)
-                if self.dense_too:
-                    yield layers.FusedDense(*given, part.relu, layers.ROUNDING[self.precision])
-                    continue
-                yield layers.Dense(*given)
+            if isinstance(part, DenseBlock) and fuses_dense:
+                yield layers.FusedDense(*weighted, part.relu, layers.ROUNDING[precision])
+            elif isinstance(part, DenseBlock):
+                yield layers.Dense(*weighted)
                 if part.relu:
-                    yield layers.Activation(place + 1, self.arena, "ReLU", inplace=True)
+                    yield layers.Activation(*here, "ReLU", inplace=True)
+            elif isinstance(part, nn.Flatten):
+                yield fused_convolution.FusedFlatten(*here) if image else layers.Flatten(*here)
+                image = False
+            elif isinstance(part, nn.Embedding):
+                yield recurrent.Embedding(*weighted)
+            elif isinstance(part, LastOutput):
+                yield recurrent.LSTM(*weighted, part.lstm, precision)
+            elif isinstance(part, nn.Unflatten):
+                yield layers.Unflatten(*here, part.unflattened_size)
+            elif isinstance(part, nn.Dropout):
+                yield layers.Dropout(*here, part.p)
             else:
-                yield from self._build_plain(place, part, None)
-
-    def _build_plain(
-        self, place: int, module: nn.Module, after: nn.Module | None, image: bool = False
-    ) -> Iterator[layers.Layer]:
-        """Return the layer of a module; `image` says that its input has a convolution's layout."""
-        weighted, here = self._weighted(place, module), (place, self.arena)
-        if isinstance(module, nn.Linear):
-            yield layers.Dense(*weighted)
-        elif isinstance(module, nn.Embedding):
-            yield recurrent.Embedding(*weighted)
-        elif isinstance(module, LastOutput):
-            yield recurrent.LSTM(*weighted, module.lstm, self.precision)
-        elif isinstance(module, nn.Flatten):
-            yield layers.Flatten(*here, image)
-        elif isinstance(module, nn.Unflatten):
-            yield layers.Unflatten(*here, module.unflattened_size)
-        elif isinstance(module, nn.Dropout):
-            yield layers.Dropout(*here, module.p, image)
-        elif not isinstance(module, nn.Identity):
-            inplace = isinstance(after, (nn.Linear, nn.Conv2d, nn.MaxPool2d))
-            yield layers.Activation(*here, type(module).__name__, inplace)
+                before = parts[at - 1][1] if at else None
+                inplace = isinstance(before, DenseBlock) and not before.relu
+                yield layers.Activation(*here, type(part).__name__, inplace)
 
     def prepare(
         self, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor, eps: Tensor
@@ -376,18 +321,9 @@ class Stacked(Kernel):
                 f"samples of shape {tuple(x.shape[2:])} meet nn.Linear: put nn.Flatten() before "
                 "it, or choose engine='loop'"
             )
-        split = self._split(*x.shape[:2])
         for layer in self.layers:
-            layer.split = split
             x = layer.forward(tape, x)
         return x
-
-
-def evaluates(model: nn.Module, device: torch.device) -> bool:
-    """Whether `Forward` is fast and frugal: `convolution.Conv` would copy patches of a test set."""
-    flat = stackable(model)
-    images = any(isinstance(module, nn.Conv2d) for module in flat)
-    return not images or (runs_triton(device) and fused_convolution.fused_blocks(flat) is not None)
 
 
 class Forward:
@@ -395,7 +331,6 @@ class Forward:
 
     def __init__(self, setup: Setup, models: int) -> None:
         self.kernel = Stacked(setup, models, learns=False)
-        self.kernel.parts = 1
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return (models, samples, outputs); the next call overwrites it."""

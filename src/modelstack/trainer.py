@@ -54,7 +54,7 @@ def choose(engine: str, model: nn.Module, device: torch.device) -> Choice:
     """
     if engine not in ENGINES:
         raise Unsupported(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
-    obstacles = {"stacked": stacked.obstacle(model), "vmap": _batch_norm(model), "loop": ""}
+    obstacles = {"stacked": stacked.obstacle(model, device), "vmap": _batch_norm(model), "loop": ""}
     if obstacles.get(engine):
         raise Unsupported(f"engine={engine!r}: {obstacles[engine]}; choose 'loop' or 'auto'")
     if engine != "auto":
@@ -170,8 +170,8 @@ class Trainer:
         self._asked = engine
         self.engine, self.reason = choose(engine, model, self.device)
         self._augmented = None if self.training.augment is None else Augmented()
-        layers = stacked.stackable(model) if self.engine == "stacked" else None
-        drops = layers is None or any(isinstance(layer, nn.Dropout) for layer in layers)
+        parts = stacked.stackable(model, self.device) if self.engine == "stacked" else None
+        drops = parts is None or any(isinstance(part, nn.Dropout) for _, part in parts)
         self.random = drops or self._augmented is not None
         self.max_memory = max_memory or 2**24
         if max_memory is None and self.device.type != "cpu":
@@ -275,7 +275,7 @@ class Trainer:
         """Return how all rows are evaluated at once, None if one by one is better."""
         if self.device.type not in TOGETHER or (len(rows) == 1 and not self.worker.images):
             return None
-        if self.engine != "stacked" or not stacked.evaluates(self.worker.model, self.device):
+        if self.engine != "stacked":
             if len(rows) == 1:
                 return None
             from modelstack.vmapped import forward_rows  # slow to import

@@ -25,7 +25,7 @@ def test_masks_keep_their_share_and_are_independent(keep):
     for _ in range(2):
         for place in (0, 3):
             mask = torch.empty(64, 4096)
-            fill_mask(keys, place, keep, None, mask)
+            fill_mask(keys, place, keep, mask)
             masks.append(mask)
         keys.next_step()
     bits = torch.cat(masks)
@@ -36,17 +36,6 @@ def test_masks_keep_their_share_and_are_independent(keep):
         assert correlation.abs().max() < 6 / 64
         runs = ((bits[:, 1:] > 0) == (bits[:, :-1] > 0)).double().mean()
         assert float(runs) == pytest.approx(keep**2 + (1 - keep) ** 2, abs=0.004)
-
-
-def test_positions_choose_the_entries():
-    """Entry i of a mask depends on position[i] alone."""
-    keys = MaskKeys(3, CPU)
-    keys.restart([5, 6, 7])
-    plain, moved = torch.empty(3, 100), torch.empty(3, 100)
-    fill_mask(keys, 1, 0.5, None, plain)
-    position = torch.from_numpy(np.random.default_rng(0).permutation(100).astype(np.int32))
-    fill_mask(keys, 1, 0.5, position, moved)
-    assert torch.equal(moved, plain[:, position.long()])
 
 
 def test_the_hash_in_python_integers():
@@ -74,14 +63,12 @@ def test_the_hash_in_python_integers():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_makes_the_same_masks():
-    position = torch.from_numpy(np.random.default_rng(0).permutation(3000).astype(np.int32))
-    for given in (None, position):
-        found = []
-        for device in ("cpu", "cuda"):
-            keys = MaskKeys(5, torch.device(device))
-            keys.restart([1, 2**31, 2**32 - 1, 2**47 + 5, 0])
-            keys.next_step()
-            mask = torch.empty(5, 3000, device=device)
-            fill_mask(keys, 7, 0.3, None if given is None else given.to(device), mask)
-            found.append(mask.cpu())
-        assert torch.equal(*found)
+    found = []
+    for device in ("cpu", "cuda"):
+        keys = MaskKeys(5, torch.device(device))
+        keys.restart([1, 2**31, 2**32 - 1, 2**47 + 5, 0])
+        keys.next_step()
+        mask = torch.empty(5, 3000, device=device)
+        fill_mask(keys, 7, 0.3, mask)
+        found.append(mask.cpu())
+    assert torch.equal(*found)

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedcohort.simulate.local import LocalTraining, jobs
 from fedcohort.simulate.models import CharLSTM, build
-from modelstack import batched, stacked
+from modelstack import batched
 from modelstack.jobs import Job
 from modelstack.trainer import Trainer, choose
 from modelstack.training import Unsupported
@@ -64,9 +64,6 @@ def make(name):
         if name == "dropped":
             layers = (nn.Linear(64, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 5))
             return nn.Sequential(nn.Flatten(), nn.Dropout(0.2), *layers)
-        if name == "dropped images":
-            first = (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(0.3), nn.MaxPool2d(2))
-            return nn.Sequential(*first, nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 5))
         return DroppedFunctions()
 
 
@@ -95,7 +92,7 @@ OPTIONS = {
 }
 ENGINES = [
     ("mlp", "loop"), ("mlp", "stacked"), ("mlp", "vmap"), ("odd", "stacked"),
-    ("cnn", "loop"), ("cnn", "stacked"), ("cnn", "vmap"), ("norms", "stacked"), ("norms", "vmap"),
+    ("cnn", "loop"), ("cnn", "vmap"), ("norms", "vmap"),
     ("lstm", "loop"), ("lstm", "vmap"), ("lstm", "stacked"),
 ]  # fmt: skip
 
@@ -130,14 +127,12 @@ def test_training_and_gradients_equal_pytorch(reference, name, engine, options, 
     torch.testing.assert_close(gradients, slopes, rtol=rtol, atol=exact)
 
 
-CHAINS = ("mlp", "cnn", "norms", "lstm", "dropped", "dropped images")
-STACKED = [(name, "stacked") for name in CHAINS]
+STACKED = [(name, "stacked") for name in ("mlp", "lstm", "dropped")]
 BATCHED = [*STACKED, *((name, "vmap") for name in ("cnn", "dropped", "dropped functions"))]
 GROUPED = [
     *((*case, "in pairs") for case in BATCHED),
     *((*case, "one by one") for case in [*STACKED, ("cnn", "loop")]),
     *((*case, "as on a GPU") for case in BATCHED),  # all of its path but the capture itself
-    *((name, "stacked", "cut into parts") for name in ("cnn", "norms", "dropped images")),
 ]
 
 
@@ -149,14 +144,11 @@ def test_how_jobs_are_grouped_changes_no_result(name, engine, variant, monkeypat
     memory = {"in pairs": 3 * 4 * plain.size * 4, "one by one": 1}.get(variant)
     if variant == "as on a GPU":
         monkeypatch.setattr(batched, "GRAPHS", {"cpu"})
-    if variant == "cut into parts":  # five clients: 4 parts of 2, later 8 of 1
-        monkeypatch.setitem(stacked.PARTS, "cpu", 12)
     other = Trainer(make(name), local, engine=engine, device="cpu", max_memory=memory)
     held, work = plain.data(*data(name)), jobs_of(plain)
     params = torch.stack([plain.flat(), 0.9 * plain.flat()])
     with monkeypatch.context() as patch:
         patch.setattr(batched, "GRAPHS", {"cuda"})
-        patch.setitem(stacked.PARTS, "cpu", 1)
         cohorts = (work[:2], work, work[2:], work[:1])
         calls = [(call, cohort) for cohort in cohorts for call in ("train", "gradients")]
         expected = [getattr(plain, call)(params, cohort, held).clone() for call, cohort in calls]
@@ -226,8 +218,8 @@ def test_on_a_cpu_convolutions_and_recurrent_layers_train_in_a_plain_loop():
     names = ("mlp", "cnn", "lstm")
     found = [choose("auto", make(name), torch.device("cpu")).engine for name in names]
     assert found == ["stacked", "loop", "loop"]
-    lrn = build("lrn-cnn", (3, 32, 32), 10)
-    assert choose("auto", lrn, torch.device("cuda")).engine == "stacked"
+    lrn = choose("auto", build("lrn-cnn", (3, 32, 32), 10), torch.device("cuda"))
+    assert lrn.engine == "vmap"
 
 
 def test_batch_norm_is_refused_unless_it_tracks_nothing():
@@ -251,6 +243,7 @@ def test_batch_norm_is_refused_unless_it_tracks_nothing():
     [
         ("mlp", {"engine": "fast"}, "engine='fast'"),
         ("dropped functions", {"engine": "stacked"}, "engine='stacked': 'x' is used by 2 layers"),
+        ("cnn", {"engine": "stacked"}, r"layer '0.0' \(Conv2d\) has a stacked form only on a GPU"),
         ("mlp", {"loss": "huber"}, "loss='huber' is unknown"),
         ("mlp", {"max_memory": 0}, "max_memory=0"),
         ("mlp", {"device": "nowhere"}, "device='nowhere'"),

@@ -22,11 +22,12 @@ from torch import nn
 from fedcohort.datasets import federate, load
 from fedcohort.simulate import simulate
 from fedcohort.simulate.local import LocalTraining, jobs
-from modelstack import switches
-from modelstack.fused_convolution import Block, DenseBlock, fused_blocks
+from modelstack import stacked, switches
+from modelstack.fused_convolution import Block, DenseBlock
 from modelstack.trainer import Trainer
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+GPU = torch.device("cuda")
 CLASSES = 4
 
 
@@ -94,8 +95,14 @@ MODELS = {
 }  # fmt: skip
 
 
-def test_layers_are_joined_with_what_follows_them():
-    parts = fused_blocks(list(deep()))
+@pytest.fixture
+def triton(monkeypatch):
+    """Read models as on a GPU with Triton; nothing is computed there."""
+    monkeypatch.setattr(stacked, "runs_triton", lambda device: device.type == "cuda")
+
+
+def test_layers_are_joined_with_what_follows_them(triton):
+    parts = [part for _, part in stacked.stackable(deep(), GPU)]
     assert [type(part) for part in parts] == [
         Block, Block, nn.Flatten, nn.Dropout, DenseBlock, DenseBlock
     ]  # fmt: skip
@@ -105,23 +112,26 @@ def test_layers_are_joined_with_what_follows_them():
 
 
 @pytest.mark.parametrize(
-    "layer",
+    "layers",
     [
-        nn.Tanh(),
-        nn.LocalResponseNorm(2),
-        nn.MaxPool2d(3, 2),
-        nn.MaxPool2d(3),
-        nn.MaxPool2d(2, ceil_mode=True),
-        nn.MaxPool2d(2, padding=1),
-        nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(2)),
+        [nn.Tanh()],
+        [nn.LocalResponseNorm(2)],
+        [nn.MaxPool2d(3, 2)],
+        [nn.MaxPool2d(3)],
+        [nn.MaxPool2d(2, ceil_mode=True)],
+        [nn.MaxPool2d(2, padding=1)],
+        [nn.MaxPool2d(2), nn.MaxPool2d(2)],
+        [nn.Dropout(), nn.ReLU()],
+        [nn.Conv2d(4, 4, 3, groups=2)],
+        [nn.Linear(6, 6)],
     ],
 )
-def test_other_layers_of_images_are_not_fused(layer):
-    layers = list(layer) if isinstance(layer, nn.Sequential) else [layer]
-    assert fused_blocks([nn.Conv2d(3, 4, 3), *layers, nn.Flatten(), nn.Linear(4, 2)]) is None
+def test_other_layers_of_images_are_not_fused(layers, triton):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), *layers, nn.Flatten(), nn.Linear(4, 2))
+    assert f"({type(layers[-1]).__name__}) has no stacked form" in stacked.obstacle(model, GPU)
 
 
-def trained(name, device, options, precision="float32", engine="auto", exact=None):
+def trained(name, device, options, precision="float32", engine="auto", exact=None, memory=None):
     """Return the changes and gradients of three clients of unequal sizes under two models.
 
     By `exact`, in float64 on a CPU.
@@ -132,7 +142,8 @@ def trained(name, device, options, precision="float32", engine="auto", exact=Non
     rng = np.random.default_rng(0)
     x = rng.integers(0, 9, (17, 7)) if name == "recurrent" else rng.normal(size=(17, 3, 8, 8))
     y = rng.integers(0, CLASSES, 17)
-    trainer = Trainer(model, local, device=device, precision=precision, engine=engine)
+    how = {"device": device, "precision": precision, "engine": engine, "max_memory": memory}
+    trainer = Trainer(model, local, **how)
     start = torch.stack([trainer.flat(), 0.9 * trainer.flat()])
     parts = [np.arange(5), np.arange(5, 8), np.arange(8, 17)]
     work = jobs(trainer, 0, 0, "012", parts, [0, 1, 0])
@@ -181,10 +192,7 @@ def rounded_forward(conv, x):
 
 def interpret(name):
     """Run the kernels on a CPU, in a process that has set TRITON_INTERPRET."""
-    from modelstack import _triton, recurrent
-
     switches.FUSED.add("cpu")
-    recurrent.gpu_kernels = lambda tensor: _triton
     engine = "vmap" if name == "residual" else "stacked"
     print(trained(name, "cpu", {"momentum": 0.9}, engine=engine).tolist())
 
@@ -221,6 +229,25 @@ def test_fused_layers_are_as_exact_as_float32_on_a_gpu(name, options, monkeypatc
     rounded = trained(name, "cpu", options, exact=reference)
     assert larger < max(3 * distance(rounded, expected), 2e-2)
     assert torch.isfinite(fused).all()
+
+
+def half_dropped():
+    return nn.Sequential(*dense()[:3], nn.Dropout(0.5), *dense()[3:])
+
+
+def half_dropped_images():
+    return nn.Sequential(*dropped()[:2], nn.Dropout(0.5), *dropped()[3:])
+
+
+@gpu
+def test_dropout_masks_on_a_gpu_are_those_of_any_device_and_grouping(monkeypatch):
+    """A mask that changed would change percents."""
+    for name, make in {"dense": half_dropped, "dropped": half_dropped_images}.items():
+        monkeypatch.setitem(MODELS, name, make)
+        found = trained(name, "cuda", {})
+        assert distance(trained(name, "cuda", {}, memory=1), found) < 1e-4
+        if name == "dense":
+            assert distance(trained(name, "cpu", {}), found) < 1e-4
 
 
 @gpu
