@@ -1,6 +1,6 @@
 """Models that are not chains of layers, as one would write them in PyTorch.
 
-The benchmarks use them at their usual size, tests/modelstack/test_zoo.py made small.
+The benchmarks use them at their usual size, tests/modelstack/test_engines.py made small.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ def reference():
         for job in work:
             net, start = (loaded(model, params[job.row]) for _ in range(2))
             slope = loss(start(x[job.positions]), y[job.positions]).mean()
-            grads = torch.autograd.grad(slope, list(start.parameters()))
+            slope.backward()
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in start.parameters()]
             slopes.append(torch.cat([g.flatten() for g in grads]))
             optimizer = optimizer_of(net, local, lr)
             for batch, epoch in zip(job.plan.batches(), job.plan.epochs, strict=True):

@@ -1,28 +1,72 @@
-"""Every engine gives what one client after the other gives, by PyTorch's own optimizers."""
+"""Every engine gives what one client after the other gives, by PyTorch's own optimizers.
+
+The models are written as people write them. "auto" on a GPU takes the engine in the table; the
+reason names the layer that prevents a faster one.
+"""
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedcohort.simulate.local import LocalTraining, jobs
-from fedcohort.simulate.models import CharLSTM, build
-from modelstack import batched
+from fedcohort.simulate.models import CharLSTM
+from modelstack import batched, stacked
 from modelstack.jobs import Job
+from modelstack.kernel import Setup, cross_entropy
 from modelstack.trainer import Trainer, choose
-from modelstack.training import Unsupported
+from modelstack.training import Training, Unsupported
+from modelstack.vmapped import obstacle
 
-# an even kernel makes padding="same" uneven, which PyTorch warns is slow
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from simulation_models import ResNet18, ViTTiny
+
+pytestmark = [
+    # an even kernel makes padding="same" uneven, which PyTorch warns is slow
+    pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
+]
 
 SIZES = (1, 7, 30, 16, 8)  # one sample; fewer, more, exactly and twice the batch
-BATCH = 8
+BATCH, CLASSES = 8, 4
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+class Written(nn.Module):
+    """Dense layers as functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(192, 12), nn.Linear(12, CLASSES)
+
+    def forward(self, x):
+        return self.fc2(self.drop(F.relu(self.fc1(torch.flatten(x, 1)))))
+
+    def drop(self, x):
+        return x
+
+
+class Dropped(Written):
+    """Functional dropout that follows the mode of the model."""
+
+    def drop(self, x):
+        return F.dropout(x, 0.5, training=self.training)
+
+
+class AlwaysDropped(Written):
+    """Dropout that stays on in evaluation mode, which the stacked engine does not do."""
+
+    def drop(self, x):
+        return F.dropout(x, 0.0)
 
 
 class DroppedFunctions(nn.Module):
@@ -30,49 +74,169 @@ class DroppedFunctions(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.fc = nn.Conv2d(1, 4, 3), nn.Linear(4 * 36 + 6, 5)
+        self.conv, self.fc = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36 + 6, CLASSES)
         self.lstm = nn.LSTM(8, 6, 2, batch_first=True, dropout=0.5)
 
     def forward(self, x):
-        images = nn.functional.dropout2d(self.conv(x).relu(), 0.4, self.training)
-        numbers = nn.functional.dropout(x.squeeze(1), 0.3, self.training)
+        images = F.dropout2d(self.conv(x).relu(), 0.4, self.training)
+        numbers = F.dropout(x.flatten(1, 2), 0.3, self.training)
         return self.fc(torch.cat([images.flatten(1), self.lstm(numbers)[0][:, -1]], 1))
+
+
+class Flowers(nn.Module):
+    """The network of PyTorch's tutorial, as in most example apps: `.view` after a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.pool = nn.Conv2d(3, 6, 3), nn.MaxPool2d(2, 2)
+        self.conv2 = nn.Conv2d(6, 8, 2)
+        self.fc1, self.fc2 = nn.Linear(8 * 2 * 2, 12), nn.Linear(12, CLASSES)
+
+    def forward(self, x):
+        x = F.relu(self.conv2(self.pool(F.relu(self.conv1(x)))))
+        return self.fc2(F.relu(self.fc1(x.view(-1, 8 * 2 * 2))))
+
+
+class Sized(Flowers):
+    """Flattens by the number of samples."""
+
+    def forward(self, x):
+        x = self.conv2(F.max_pool2d(torch.relu(self.conv1(x)), 2)).relu()
+        return self.fc2(torch.tanh(self.fc1(x.view(x.size(0), -1))))
+
+
+class Tied(nn.Module):
+    """A weight used twice, and a bias of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.again = nn.Linear(192, CLASSES), nn.Linear(192, CLASSES)
+        self.again.weight = self.head.weight
+
+    def forward(self, x):
+        return self.head(x.flatten(1)) + self.again(torch.tanh(x.flatten(1)))
+
+
+class Shared(Written):
+    """One layer called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.same = nn.Linear(12, 12)
+
+    def drop(self, x):
+        return torch.relu(self.same(torch.relu(self.same(x))))
+
+
+class Counting(Written):
+    """Reads a number out of a tensor, which nothing but the plain loop can do."""
+
+    def drop(self, x):
+        return x * (2.0 if x.abs().sum().item() > 0 else 1.0)
+
+
+class Words(nn.Module):
+    """Embedding, mean of the words, dense layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, words):
+        return self.head(self.embedding(words).mean(1))
+
+
+def mlp():
+    first = nn.Sequential(nn.Linear(192, 12), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), first, nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+
+
+def odd():
+    """Activations in a row, no bias, sigmoid."""
+    layers = (nn.Linear(192, 9, bias=False), nn.Sigmoid(), nn.Tanh(), nn.ReLU(), nn.Identity())
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(9, CLASSES))
+
+
+def cnn():
+    first = (nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    second = (nn.Conv2d(4, 6, (2, 3), stride=(1, 2), bias=False), nn.Tanh())
+    third = (nn.Conv2d(6, 3, 2, padding="same"), nn.ReLU())
+    return nn.Sequential(*first, *second, *third, nn.Flatten(), nn.Linear(9, CLASSES))
+
+
+def response_norms():
+    """Windows that are even, odd and wider than the channels; strong."""
+    first = (nn.Conv2d(3, 6, 3), nn.ReLU(), nn.LocalResponseNorm(4, alpha=2.0, k=0.5))
+    second = (nn.MaxPool2d(2), nn.LocalResponseNorm(15, alpha=1.0, beta=1.5), nn.Tanh())
+    third = (nn.Conv2d(6, 4, 2), nn.LocalResponseNorm(3, 0.5), nn.LocalResponseNorm(1))
+    return nn.Sequential(*first, *second, *third, nn.Flatten(), nn.Linear(16, CLASSES))
+
+
+def dropped():
+    layers = (nn.Linear(192, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, CLASSES))
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.2), *layers)
+
+
+def frozen():
+    net = mlp()
+    net[1][0].weight.requires_grad_(False)
+    return net
+
+
+def norms(kind):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), kind, nn.ReLU(), nn.Flatten(), nn.Linear(144, CLASSES))
+
+
+def layer_norm():
+    layers = (nn.Linear(192, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, CLASSES))
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def small_resnet():
+    return ResNet18(CLASSES, width=4, groups=2)
+
+
+ZOO = {
+    "mlp": (mlp, "stacked", ""),
+    "odd": (odd, "stacked", ""),
+    "cnn": (cnn, "vmap", "layer '4' (Tanh)"),
+    "response norm": (response_norms, "vmap", "layer '2' (LocalResponseNorm)"),
+    "lstm": (lambda: CharLSTM(CLASSES + 1, embedding=3, hidden=6), "stacked", ""),
+    "dropped": (dropped, "stacked", ""),
+    "dropped functions": (DroppedFunctions, "vmap", "'x' is used by 2 layers"),
+    "flowers": (Flowers, "stacked", ""),
+    "sized": (Sized, "stacked", ""),
+    "written": (Written, "stacked", ""),
+    "written, dropped": (Dropped, "stacked", ""),
+    "always dropped": (AlwaysDropped, "vmap", "the operation 'dropout'"),
+    "tied": (Tied, "vmap", "layers share a parameter"),
+    "shared": (Shared, "vmap", "a layer with parameters is used twice"),
+    "frozen": (frozen, "vmap", "parameter '1.0.weight' is frozen"),
+    "group norm": (lambda: norms(nn.GroupNorm(2, 4)), "vmap", "layer '1' (GroupNorm)"),
+    "layer norm": (layer_norm, "vmap", "layer '2' (LayerNorm)"),
+    "batch norm": (
+        lambda: norms(nn.BatchNorm2d(4, track_running_stats=False)), "loop",
+        "layer '1' (BatchNorm2d) would see padding",
+    ),
+    "resnet-18": (small_resnet, "vmap", "is used by 2 layers"),
+    "vit": (lambda: ViTTiny(CLASSES, 8, 2, 2, side=8), "vmap", "depends on the input"),
+    "words": (Words, "vmap", "the operation 'mean'"),
+    "counting": (Counting, "loop", "its forward cannot be batched"),
+}  # fmt: skip
 
 
 def make(name):
     with torch.random.fork_rng():
         torch.random.default_generator.manual_seed(7)
-        if name == "mlp":
-            layers = (nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 6), nn.Tanh(), nn.Linear(6, 5))
-            return nn.Sequential(nn.Flatten(), *layers)
-        if name == "odd":  # activations in a row, no bias, sigmoid
-            layers = (nn.Linear(64, 9, bias=False), nn.Sigmoid(), nn.Tanh(), nn.ReLU())
-            return nn.Sequential(nn.Flatten(), *layers, nn.Identity(), nn.Linear(9, 5))
-        if name == "cnn":
-            first = (nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-            second = (nn.Conv2d(4, 6, (2, 3), stride=(1, 2), bias=False), nn.Tanh())
-            third = (nn.Conv2d(6, 3, 2, padding="same"), nn.ReLU())
-            dense = (nn.Flatten(), nn.Linear(9, 5))
-            return nn.Sequential(nn.Sequential(*first), *second, *third, *dense)
-        if name == "norms":  # windows that are even, odd and wider than the channels; strong
-            first = (nn.Conv2d(1, 6, 3), nn.ReLU(), nn.LocalResponseNorm(4, alpha=2.0, k=0.5))
-            second = (nn.MaxPool2d(2), nn.LocalResponseNorm(15, alpha=1.0, beta=1.5), nn.Tanh())
-            third = (nn.Conv2d(6, 4, 2), nn.LocalResponseNorm(3, 0.5), nn.LocalResponseNorm(1))
-            return nn.Sequential(*first, *second, *third, nn.Flatten(), nn.Linear(16, 5))
-        if name == "lstm":
-            return CharLSTM(vocabulary=5, embedding=3, hidden=6)
-        if name == "dropped":
-            layers = (nn.Linear(64, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 5))
-            return nn.Sequential(nn.Flatten(), nn.Dropout(0.2), *layers)
-        return DroppedFunctions()
+        return ZOO[name][0]()
 
 
-def data(name, seed=0):
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, 5, sum(SIZES))
-    if name == "lstm":
+def data(name):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, CLASSES, sum(SIZES))
+    if name in ("lstm", "words"):
         return rng.integers(0, 5, (len(y), 4)), y
-    return rng.normal(size=(len(y), 1, 8, 8)).astype(np.float32), y
+    return rng.normal(size=(len(y), 3, 8, 8)).astype(np.float32), y
 
 
 def jobs_of(trainer, rows=2):
@@ -82,31 +246,51 @@ def jobs_of(trainer, rows=2):
     return jobs(trainer, 3, 1, names, parts, [i % rows for i in range(len(SIZES))])
 
 
+@pytest.mark.parametrize("name", ZOO)
+def test_the_engine_and_its_reason(name, monkeypatch):
+    monkeypatch.setattr(stacked, "runs_triton", lambda device: device.type == "cuda")
+    model = make(name)
+    before = copy.deepcopy(model.state_dict())
+    engine, reason = choose("auto", model, torch.device("cuda"))
+    if ZOO[name][1] == "loop" and engine == "vmap":  # only a trial shows what torch.func cannot do
+        held = tuple(map(torch.from_numpy, data(name)))
+        engine = "loop"
+        reason = obstacle(Setup(model, Training(), cross_entropy, torch.device("cpu")), held)
+        trainer = Trainer(model, engine="vmap", device="cpu")
+        with pytest.raises(Unsupported, match="cannot be batched"):
+            trainer.train(trainer.flat(), jobs_of(trainer, rows=1), trainer.data(*held))
+    assert (engine, ZOO[name][2] in reason) == (ZOO[name][1], True), reason
+    assert bool(reason) == bool(ZOO[name][2])
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
 OPTIONS = {
-    "sgd": {},
     "momentum": {"momentum": 0.9, "weight_decay": 0.05},
     "adam": {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.01},
+    "sgd": {},
     "prox": {"prox_mu": 0.7, "momentum": 0.5},
     "decay": {"epoch_decay": 0.5},
     "steps": {"steps": 5},
 }
-ENGINES = [
-    ("mlp", "loop"), ("mlp", "stacked"), ("mlp", "vmap"), ("odd", "stacked"),
-    ("cnn", "loop"), ("cnn", "vmap"), ("norms", "vmap"),
-    ("lstm", "loop"), ("lstm", "vmap"), ("lstm", "stacked"),
-]  # fmt: skip
+IMAGES = ("flowers", "sized")  # stacked on a GPU only
+RANDOM = ("dropped", "dropped functions", "written, dropped")
 
 
-# All options of an optimizer on one network; the others with the two that hold memory of a round.
-CASES = [
-    (name, engine, options)
-    for name, engine in ENGINES
-    for options in (OPTIONS if name == "mlp" else ("momentum", "adam"))
-]
+def cases():
+    """All options on one network; on the others momentum, which holds memory of a round."""
+    for name, (_, fastest, _) in ZOO.items():
+        if name in RANDOM:
+            continue
+        engines = ["loop", "vmap", "stacked"][: ["loop", "vmap", "stacked"].index(fastest) + 1]
+        some = {"mlp": list(OPTIONS), "lstm": ["momentum", "adam"]}.get(name, ["momentum"])
+        for engine, options in product(engines, some):
+            if engine != "stacked" or name not in IMAGES:
+                yield name, engine, options, "cpu"
+            if name in ("mlp", "lstm", "cnn", "response norm", "flowers"):
+                yield pytest.param(name, engine, options, "cuda", marks=GPU)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
-@pytest.mark.parametrize(("name", "engine", "options"), CASES)
+@pytest.mark.parametrize(("name", "engine", "options", "device"), cases())
 def test_training_and_gradients_equal_pytorch(reference, name, engine, options, device):
     local = LocalTraining(**{"epochs": 3, "batch_size": BATCH, "lr": 0.1} | OPTIONS[options])
     model = make(name)
@@ -119,30 +303,26 @@ def test_training_and_gradients_equal_pytorch(reference, name, engine, options, 
     moved = (expected - given[0][[job.row for job in work]]).abs().amax(1)
     assert moved.min() > 1e-3
     # float32 rounding over 12 steps; Adam divides by gradients that may be near zero
-    rtol, atol, exact = (1e-4, 1e-5, 1e-6) if device == "cpu" else (1e-3, 1e-4, 1e-4)
+    rtol, atol = (1e-4, 1e-5) if device == "cpu" else (1e-3, 1e-4)
     for some in (slice(2), slice(None), slice(2, None)):
         trained = trainer.train(params, work[some], held, rate).cpu()
         torch.testing.assert_close(trained, expected[some], rtol=rtol, atol=atol)
     gradients = trainer.gradients(params, work, held).cpu()
-    torch.testing.assert_close(gradients, slopes, rtol=rtol, atol=exact)
+    torch.testing.assert_close(gradients, slopes, rtol=rtol, atol=atol)
 
 
-STACKED = [(name, "stacked") for name in ("mlp", "lstm", "dropped")]
-BATCHED = [*STACKED, *((name, "vmap") for name in ("cnn", "dropped", "dropped functions"))]
-GROUPED = [
-    *((*case, "in pairs") for case in BATCHED),
-    *((*case, "one by one") for case in [*STACKED, ("cnn", "loop")]),
-    *((*case, "as on a GPU") for case in BATCHED),  # all of its path but the capture itself
-]
+BATCHED = [(name, "stacked") for name in ("mlp", "lstm", "dropped")]
+BATCHED += [(name, "vmap") for name in ("cnn", "dropped", "dropped functions")]
 
 
-@pytest.mark.parametrize(("name", "engine", "variant"), GROUPED)
+@pytest.mark.parametrize(("name", "engine"), BATCHED)
+@pytest.mark.parametrize("variant", ["in pairs", "as on a GPU"])
 def test_how_jobs_are_grouped_changes_no_result(name, engine, variant, monkeypatch):
     """Rounds that shrink and grow; a dropout mask that changed would change percents."""
     local = LocalTraining(epochs=3, batch_size=BATCH, **OPTIONS["adam"])
     plain = Trainer(make(name), local, engine=engine, device="cpu", max_memory=2**30)
-    memory = {"in pairs": 3 * 4 * plain.size * 4, "one by one": 1}.get(variant)
-    if variant == "as on a GPU":
+    memory = 3 * 4 * plain.size * 4 if variant == "in pairs" else None
+    if variant == "as on a GPU":  # all of its path but the capture itself
         monkeypatch.setattr(batched, "GRAPHS", {"cpu"})
     other = Trainer(make(name), local, engine=engine, device="cpu", max_memory=memory)
     held, work = plain.data(*data(name)), jobs_of(plain)
@@ -180,12 +360,16 @@ def test_a_loss_of_ones_own(engine, reference):
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked", "vmap"])
-def test_dropout_drops_in_training_is_seeded_and_leaves_the_global_generator_alone(engine):
-    net = make("dropped")
-    without = nn.Sequential(*[m for m in net if not isinstance(m, nn.Dropout)])
+@pytest.mark.parametrize("name", ["dropped", "written, dropped"])
+def test_dropout_drops_in_training_is_seeded_and_leaves_the_global_generator_alone(name, engine):
+    net = make(name)
+    without = Written()
+    if name == "dropped":
+        without = nn.Sequential(*[m for m in net if not isinstance(m, nn.Dropout)])
+    without.load_state_dict(dict(zip(without.state_dict(), net.state_dict().values(), strict=True)))
     local = LocalTraining(batch_size=BATCH)
     trainer = Trainer(net, local, engine=engine, device="cpu")
-    held = trainer.data(*data("mlp"))
+    held = trainer.data(*data(name))
     work = jobs_of(trainer, rows=1)
     before = torch.get_rng_state()
     first = trainer.train(trainer.flat(), work, held).clone()
@@ -202,40 +386,17 @@ def test_dropout_drops_in_training_is_seeded_and_leaves_the_global_generator_alo
     assert trainer.evaluate(trainer.flat(), held)[1] == plain.evaluate(plain.flat(), held)[1]
 
 
-def test_frozen_parameters_stay():
-    for engine in ("loop", "vmap"):
-        net = make("mlp")
-        net[1].weight.requires_grad_(False)
-        trainer = Trainer(net, LocalTraining(weight_decay=0.1), engine=engine, device="cpu")
-        held = trainer.data(*data("mlp"))
-        trained = trainer.train(trainer.flat(), jobs_of(trainer, rows=1), held)
-        frozen = net[1].weight.numel()
-        assert torch.equal(trained[:, :frozen], trainer.flat()[:frozen].expand(5, -1))
-        assert (trained[:, frozen:] != trainer.flat()[frozen:]).any()
-
-
 def test_on_a_cpu_convolutions_and_recurrent_layers_train_in_a_plain_loop():
     names = ("mlp", "cnn", "lstm")
     found = [choose("auto", make(name), torch.device("cpu")).engine for name in names]
     assert found == ["stacked", "loop", "loop"]
-    lrn = choose("auto", build("lrn-cnn", (3, 32, 32), 10), torch.device("cuda"))
-    assert lrn.engine == "vmap"
 
 
 def test_batch_norm_is_refused_unless_it_tracks_nothing():
-    def net(tracks):
-        norm = nn.BatchNorm1d(8, track_running_stats=tracks)
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), norm, nn.Linear(8, 5))
-
-    with pytest.raises(Unsupported, match=r"layer '2' \(BatchNorm1d\) tracks running statistics"):
-        Trainer(net(True), device="cpu")
-    with pytest.raises(Unsupported, match="layer '2'"):
-        Trainer(net(False), device="cpu", engine="vmap")
-    trainer = Trainer(net(False), LocalTraining(batch_size=4), device="cpu")
-    assert trainer.engine == "loop"
-    held = trainer.data(*data("mlp"))
-    (job,) = jobs(trainer, 0, 0, "a", [np.arange(8)])
-    assert torch.isfinite(trainer.train(trainer.flat(), [job], held)).all()
+    with pytest.raises(Unsupported, match=r"layer '1' \(BatchNorm2d\) tracks running statistics"):
+        Trainer(norms(nn.BatchNorm2d(4)), device="cpu")
+    with pytest.raises(Unsupported, match="layer '1'"):
+        Trainer(make("batch norm"), device="cpu", engine="vmap")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +404,7 @@ def test_batch_norm_is_refused_unless_it_tracks_nothing():
     [
         ("mlp", {"engine": "fast"}, "engine='fast'"),
         ("dropped functions", {"engine": "stacked"}, "engine='stacked': 'x' is used by 2 layers"),
-        ("cnn", {"engine": "stacked"}, r"layer '0.0' \(Conv2d\) has a stacked form only on a GPU"),
+        ("cnn", {"engine": "stacked"}, r"layer '0' \(Conv2d\) has a stacked form only on a GPU"),
         ("mlp", {"loss": "huber"}, "loss='huber' is unknown"),
         ("mlp", {"max_memory": 0}, "max_memory=0"),
         ("mlp", {"device": "nowhere"}, "device='nowhere'"),
@@ -304,3 +465,17 @@ def test_the_users_model_and_no_jobs_are_left_alone():
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
     assert trainer.train(trainer.flat(), [], held).shape == (0, trainer.size)
     assert trainer.gradients(trainer.flat(), [], held).shape == (0, trainer.size)
+
+
+def test_on_a_cpu_images_have_channels_last_unless_the_model_cannot_take_it():
+    for name, last in {"flowers": False, "cnn": True}.items():
+        net = make(name)
+        trainer = Trainer(net, device="cpu", engine="loop")
+        assert trainer.worker.last
+        held = trainer.data(*data(name))
+        accuracy, _ = trainer.evaluate(trainer.flat(), held)
+        assert trainer.worker.last == last
+        expected = (net(held.x).argmax(1) == held.y).double().mean()
+        assert accuracy[0] == pytest.approx(float(expected))
+    # PyTorch 2.13 corrupts memory where a 1x1 convolution of stride 2 has channels last.
+    assert not Trainer(make("resnet-18"), device="cpu").worker.last

@@ -245,9 +245,9 @@ def test_dropout_masks_on_a_gpu_are_those_of_any_device_and_grouping(monkeypatch
     for name, make in {"dense": half_dropped, "dropped": half_dropped_images}.items():
         monkeypatch.setitem(MODELS, name, make)
         found = trained(name, "cuda", {})
-        assert distance(trained(name, "cuda", {}, memory=1), found) < 1e-4
+        assert distance(trained(name, "cuda", {}, memory=1), found) < 1e-3
         if name == "dense":
-            assert distance(trained(name, "cpu", {}), found) < 1e-4
+            assert distance(trained(name, "cpu", {}), found) < 1e-3
 
 
 @gpu
