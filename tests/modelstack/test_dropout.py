@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from modelstack import BatchPlan, Job, Trainer, Training
 from modelstack.dropout import MaskKeys, fill_mask, keep_entries, layer_words
 
 CPU = torch.device("cpu")
@@ -59,6 +61,32 @@ def test_the_hash_in_python_integers():
     words = [mix((mix(i * 0x9E3779B9 % 2**32 ^ first) + second) % 2**32) for i in range(300)]
     expected = [(word >> 8) < round(0.3 * 2**24) for word in words]
     assert keep_entries(*found, position, 0.3).tolist() == expected
+
+
+class Masked(nn.Module):
+    """Multiplies with the mask of the first step at a place."""
+
+    def __init__(self, seed, place):
+        super().__init__()
+        self.keys, self.place = MaskKeys(1, CPU), place
+        self.keys.restart([seed])
+
+    def forward(self, x):
+        mask = torch.empty(1, x.numel())
+        fill_mask(self.keys, self.place, 0.5, mask)
+        return x * mask.view(x.shape)
+
+
+def test_a_step_with_dropout_is_that_of_autograd_with_the_same_masks(reference):
+    torch.manual_seed(0)
+    first, last = (nn.Linear(6, 20), nn.ReLU()), nn.Linear(20, 3)
+    model = nn.Sequential(nn.Dropout(0.5), *first, nn.Dropout(0.5), last)
+    masked = nn.Sequential(Masked(9, 0), *first, Masked(9, 3 * 3), last)
+    trainer = Trainer(model, Training(lr=0.5), engine="stacked", device="cpu")
+    data = trainer.data(torch.randn(30, 6), torch.arange(30) % 3)
+    job = Job(0, np.arange(30), BatchPlan(30, 30), seed=9)
+    expected, _ = reference(masked, Training(), trainer.flat()[None], [job], *data, 0.5)
+    torch.testing.assert_close(trainer.train(trainer.flat(), [job], data), expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
