@@ -248,10 +248,11 @@ def _leaves(module: nn.Module) -> Iterator[nn.Module]:
 class Stacked(Kernel):
     """Copies of a model made of the layers that `stackable` accepts."""
 
+    random = False
+
     def __init__(self, setup: Setup, clients: int, learns: bool = True) -> None:
         super().__init__(setup, clients, learns)
         parts = stackable(setup.model, setup.device, learns)
-        self.random = False
         self.drops = any(isinstance(part, nn.Dropout) for _, part in parts)
         self.layers = list(self._build(parts, learns))
         self.first = [isinstance(layer, layers.Weighted) for layer in self.layers].index(True)
@@ -325,17 +326,13 @@ class Stacked(Kernel):
             x = layer.forward(tape, x)
         return x
 
+    def outputs(self, x: Tensor) -> Tensor:
+        """Return (models, samples, outputs) of all copies on the same samples.
 
-class Forward:
-    """Outputs of the models that `kernel` holds, on the same samples, layer by layer."""
-
-    def __init__(self, setup: Setup, models: int) -> None:
-        self.kernel = Stacked(setup, models, learns=False)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return (models, samples, outputs); the next call overwrites it."""
+        The next call overwrites it.
+        """
         tape: layers.Tape = []
-        outputs = self.kernel.record_forward(tape, x.expand(self.kernel.clients, *x.shape))
+        outputs = self.record_forward(tape, x.expand(self.clients, *x.shape))
         _play(tape)
         return outputs
 

@@ -180,7 +180,7 @@ class Trainer:
         self._engine = self._make()
         self._probed = self.engine != "vmap"
         self._out = torch.empty(0, self.size, device=self.device)
-        self._forward: stacked.Forward | None = None
+        self._evaluator: stacked.Stacked | None = None
 
     def _make(self) -> Loop | Batched:
         if self.engine == "loop":
@@ -281,10 +281,10 @@ class Trainer:
             from modelstack.vmapped import forward_rows  # slow to import
 
             return partial(forward_rows, self.worker.model, rows)
-        if self._forward is None or self._forward.kernel.clients != len(rows):
-            self._forward = stacked.Forward(self._setup, len(rows))
-        self._forward.kernel.load(rows, row_numbers(tuple(range(len(rows))), rows.device))
-        return self._forward
+        if self._evaluator is None or self._evaluator.clients != len(rows):
+            self._evaluator = stacked.Stacked(self._setup, len(rows), learns=False)
+        self._evaluator.load(rows, row_numbers(tuple(range(len(rows))), rows.device))
+        return self._evaluator.outputs
 
     @contextmanager
     def _ready(self, params: Tensor, jobs: Sequence[Job], data: Data) -> Iterator[Tensor]:

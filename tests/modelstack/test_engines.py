@@ -304,9 +304,11 @@ def test_training_and_gradients_equal_pytorch(reference, name, engine, options, 
     assert moved.min() > 1e-3
     # float32 rounding over 12 steps; Adam divides by gradients that may be near zero
     rtol, atol = (1e-4, 1e-5) if device == "cpu" else (1e-3, 1e-4)
-    for some in (slice(2), slice(None), slice(2, None)):
-        trained = trainer.train(params, work[some], held, rate).cpu()
-        torch.testing.assert_close(trained, expected[some], rtol=rtol, atol=atol)
+    for some in (slice(2), slice(2, None), slice(None)):
+        trained = trainer.train(params, work[some], held, rate).clone()
+        torch.testing.assert_close(trained.cpu(), expected[some], rtol=rtol, atol=atol)
+    if (engine, device) != ("loop", "cuda"):  # cuDNN may add in any order
+        assert torch.equal(trainer.train(params, work, held, rate), trained)
     gradients = trainer.gradients(params, work, held).cpu()
     torch.testing.assert_close(gradients, slopes, rtol=rtol, atol=atol)
 
@@ -335,8 +337,6 @@ def test_how_jobs_are_grouped_changes_no_result(name, engine, variant, monkeypat
     for (call, cohort), exact in zip(calls, expected, strict=True):
         found = getattr(other, call)(params, cohort, held)
         torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
-    again = other.train(params, work, held).clone()
-    assert torch.equal(other.train(params, work, held), again)
     measured = (t.losses(params, work, held) for t in (other, plain))
     np.testing.assert_allclose(*measured, rtol=1e-6)
 
