@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedcohort.datasets import federate, load
-from fedcohort.simulate import build, simulation
-from modelstack import batched, trainer
+from fedcohort.simulate import build
+from modelstack import trainer
 from modelstack.jobs import Job
 from modelstack.trainer import Trainer
 from modelstack.training import Unsupported
@@ -88,37 +86,3 @@ def test_side_by_side(name, engine, device, monkeypatch):
         together = held.evaluate(rows, data)
         assert together[0].tolist() == one[0].tolist()
         np.testing.assert_allclose(together[1], one[1], rtol=1e-5)
-
-
-class Operators(TorchDispatchMode):
-    """Counts the operators that PyTorch runs."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function, kinds, given=(), named=None):
-        self.count += 1
-        return function(*given, **(named or {}))
-
-
-def test_a_further_seed_adds_no_operators_to_a_round_on_a_gpu(monkeypatch):
-    """On a GPU the host's time is that of calling operators; a view of its rows may remain."""
-    monkeypatch.setattr(simulation, "BATCHED_MEANS", {"cpu"})
-    monkeypatch.setattr(batched, "GRAPHS", {"cpu"})
-    monkeypatch.setattr(trainer, "TOGETHER", {"cpu"})
-    data = load("digits")
-    counts = []
-    for seeds in (4, 8):
-        held = simulation.Simulation(
-            federate(data, "shards", clients=20, seed=0),
-            lambda seed: build("mlp-64-30", (1, 8, 8), classes=10, seed=seed),
-            "uniform",
-            cohort_size=5,
-            seeds=range(seeds),
-            device="cpu",
-            max_memory=2**30,
-        )
-        held.step()
-        with Operators() as operators:
-            held.step()
-        counts.append(operators.count)
-    assert counts[1] - counts[0] <= 4 * 2

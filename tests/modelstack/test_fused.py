@@ -281,21 +281,11 @@ def small_cnn(seed):
 def test_reduced_precision_stays_within_the_spread_of_seeds_on_a_gpu():
     """The means of five seeds differ by less than the seeds themselves do."""
     clients = federate(load("digits"), "shards", clients=20, seed=0)
-    local = LocalTraining(epochs=3, batch_size=10, lr=0.1)
+    options = {"local": LocalTraining(epochs=3, batch_size=10, lr=0.1), "seeds": range(5)}
+    options |= {"cohort_size": 5, "rounds": 15, "evaluate_every": 15, "device": "cuda"}
 
     def accuracies(mode):
-        histories = simulate(
-            clients,
-            small_cnn,
-            "uniform",
-            cohort_size=5,
-            rounds=15,
-            local=local,
-            seeds=range(5),
-            device="cuda",
-            precision=mode,
-            evaluate_every=15,
-        )
+        histories = simulate(clients, small_cnn, "uniform", precision=mode, **options)
         assert {history.precision for history in histories} == {mode}
         return np.array([history.accuracy[-1] for history in histories])
 
