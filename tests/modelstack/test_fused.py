@@ -286,7 +286,6 @@ def test_reduced_precision_stays_within_the_spread_of_seeds_on_a_gpu():
 
     def accuracies(mode):
         histories = simulate(clients, small_cnn, "uniform", precision=mode, **options)
-        assert {history.precision for history in histories} == {mode}
         return np.array([history.accuracy[-1] for history in histories])
 
     exact, rough = accuracies("float32"), accuracies("tf32")
