@@ -11,7 +11,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,13 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
+class Placed(NamedTuple):
+    """A part of a chain; its place names its memory and its dropout masks."""
+
+    place: int
+    part: Part
+
+
 class Unstackable(Exception):
     """Says which part of a model has no stacked form."""
 
@@ -45,55 +52,63 @@ def obstacle(model: nn.Module, device: torch.device) -> str:
     return ""
 
 
-def stackable(
-    model: nn.Module, device: torch.device, learns: bool = True
-) -> list[tuple[int, Part]]:
-    """Return the layers of a model in order, joined with what is fused with them, and their places.
+def stackable(model: nn.Module, device: torch.device, learns: bool = True) -> list[Placed]:
+    """Return the layers of a model in order, joined with what is fused with them.
 
     Without dropout unless the copies learn. `Unstackable` names what has no stacked form.
     """
-    names = {id(module): name for name, module in model.named_modules()}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             raise Unstackable(f"parameter {name!r} is frozen")
     tied = len(list(model.named_parameters(remove_duplicate=False))) - len(list(model.parameters()))
     if tied:
         raise Unstackable("layers share a parameter")
+    names = {id(module): name for name, module in model.named_modules()}
     flat = read_chain(model)
-    weighted = [id(module) for module in flat if isinstance(module, _WEIGHTED)]
-    parts: list[tuple[int, Part]] = []
-    image = False  # whether the layer sees images that a convolution returned
+    parts: list[Placed] = []
     for number, module in enumerate(flat):
-        place = 3 * number  # names a layer's memory and its dropout masks
-        last = parts[-1][1] if parts else None
-        name = f"layer {names.get(id(module), '')!r} ({type(module).__name__})"
-        if not _has_form(module, last, image):
-            raise Unstackable(f"{name} has no stacked form")
-        if isinstance(module, nn.Conv2d):
-            if not runs_triton(device):
-                raise Unstackable(f"{name} has a stacked form only on a GPU with Triton")
-            parts.append((place, Block(module)))
-            image = True
-        elif isinstance(module, nn.Linear):
-            parts.append((place, DenseBlock(module)))
-        elif isinstance(module, nn.ReLU) and isinstance(last, (Block, DenseBlock)):
-            parts[-1] = parts[-1][0], last._replace(relu=True)
-        elif isinstance(module, nn.MaxPool2d) and isinstance(last, Block):
-            parts[-1] = parts[-1][0], last._replace(pool=module)
-        elif isinstance(module, nn.Flatten):
-            # Before a dropout, so that the pooling can write what it returns.
-            parts.insert(len(parts) - (image and isinstance(last, nn.Dropout)), (place, module))
-            image = False
-        elif not isinstance(module, nn.Identity) and (learns or not isinstance(module, nn.Dropout)):
-            parts.append((place, module))
+        if obstacle := _append(parts, 3 * number, module, device, learns):
+            name = f"layer {names.get(id(module), '')!r} ({type(module).__name__})"
+            raise Unstackable(f"{name} has {obstacle}")
+    weighted = [id(module) for module in flat if isinstance(module, _WEIGHTED)]
     if not weighted or len(weighted) != len(set(weighted)):
         raise Unstackable("a layer with parameters is used twice, or there is none")
     held = {id(p) for module in flat for p in module.parameters()}
     if any(id(p) not in held for p in model.parameters()):
         raise Unstackable("a parameter belongs to no layer")
-    if image or isinstance(parts[-1][1], nn.Embedding):
+    if _of_images(parts) or isinstance(parts[-1].part, nn.Embedding):
         raise Unstackable("the output is not one vector per sample")
     return parts
+
+
+def _of_images(parts: list[Placed]) -> bool:
+    """Whether the next layer sees images that a convolution returned."""
+    kinds = [type(part) for _, part in parts]
+    return Block in kinds and nn.Flatten not in kinds[kinds.index(Block) :]
+
+
+def _append(
+    parts: list[Placed], place: int, module: nn.Module, device: torch.device, learns: bool
+) -> str:
+    """Append a layer or join it with the last part; say what is missing if neither can be."""
+    last, image = parts[-1].part if parts else None, _of_images(parts)
+    if not _has_form(module, last, image):
+        return "no stacked form"
+    if isinstance(module, nn.Conv2d):
+        if not runs_triton(device):
+            return "a stacked form only on a GPU with Triton"
+        parts.append(Placed(place, Block(module)))
+    elif isinstance(module, nn.Linear):
+        parts.append(Placed(place, DenseBlock(module)))
+    elif isinstance(module, nn.ReLU) and isinstance(last, (Block, DenseBlock)):
+        parts[-1] = Placed(parts[-1].place, last._replace(relu=True))
+    elif isinstance(module, nn.MaxPool2d) and isinstance(last, Block):
+        parts[-1] = Placed(parts[-1].place, last._replace(pool=module))
+    elif isinstance(module, nn.Flatten) and image and isinstance(last, nn.Dropout):
+        parts.insert(-1, Placed(place, module))  # the pooling can then write what it returns
+    elif not isinstance(module, nn.Identity) and (learns or not isinstance(module, nn.Dropout)):
+        parts.append(Placed(place, module))
+    return ""
 
 
 def _has_form(module: nn.Module, last: Part | None, image: bool) -> bool:
@@ -257,7 +272,7 @@ class Stacked(Kernel):
         self.layers = list(self._build(parts, learns))
         self.first = [isinstance(layer, layers.Weighted) for layer in self.layers].index(True)
 
-    def _build(self, parts: list[tuple[int, Part]], learns: bool) -> Iterator[layers.Layer]:
+    def _build(self, parts: list[Placed], learns: bool) -> Iterator[layers.Layer]:
         """Return the layers of each part."""
         model, training, _, device, precision = self.setup
         numbers = {id(p): i for i, p in enumerate(model.parameters())}
@@ -265,7 +280,7 @@ class Stacked(Kernel):
         fuses_dense = runs_triton(device) and learns and small
         self.arena.peaks = sum(isinstance(part, Block) for _, part in parts)
         below: fused_convolution.FusedConv | None = None
-        convolutions, image = 0, False
+        convolutions = 0
         for at, (place, part) in enumerate(parts):
             here = (place, self.arena)
             module = part[0] if isinstance(part, (Block, DenseBlock)) else part
@@ -274,8 +289,8 @@ class Stacked(Kernel):
                 if not convolutions:
                     yield fused_convolution.ChannelsLast(*here)
                 layer = fused_convolution.FusedConv(*weighted, part, precision)
-                layer.join(convolutions, below, parts[at + 1][1])
-                convolutions, image, below = convolutions + 1, True, layer
+                layer.join(convolutions, below, parts[at + 1].part)
+                convolutions, below = convolutions + 1, layer
                 yield layer
                 continue
             below = None
@@ -286,8 +301,8 @@ class Stacked(Kernel):
                 if part.relu:
                     yield layers.Activation(*here, "ReLU", inplace=True)
             elif isinstance(part, nn.Flatten):
+                image = _of_images(parts[:at])
                 yield fused_convolution.FusedFlatten(*here) if image else layers.Flatten(*here)
-                image = False
             elif isinstance(part, nn.Embedding):
                 yield recurrent.Embedding(*weighted)
             elif isinstance(part, LastOutput):
@@ -297,7 +312,7 @@ class Stacked(Kernel):
             elif isinstance(part, nn.Dropout):
                 yield layers.Dropout(*here, part.p)
             else:
-                before = parts[at - 1][1] if at else None
+                before = parts[at - 1].part if at else None
                 inplace = isinstance(before, DenseBlock) and not before.relu
                 yield layers.Activation(*here, type(part).__name__, inplace)
 
