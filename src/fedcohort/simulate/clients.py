@@ -24,6 +24,8 @@ from fedcohort.sketch.race import empty_sketch, token_sets
 if TYPE_CHECKING:
     from fedcohort.simulate.seed import Seed
 
+# ruff: noqa: D102 (`Clients` and `Vectors` document the methods)
+
 Insight = Callable[[np.ndarray, np.ndarray], ArrayLike]
 Embed = Callable[[np.ndarray], ArrayLike]
 
@@ -37,11 +39,9 @@ class TensorVectors(Vectors):
     rows: Tensor
 
     def numpy(self) -> NDArray[Any]:
-        """Return the vectors in main memory."""
         return np.asarray(self.rows.cpu().numpy())
 
     def project(self, projection: Projection) -> NDArray[np.float64]:
-        """Return the projection of each row."""
         small = 4 * projection.k * projection.dim <= MAX_BYTES
         if self.rows.device.type == "cpu" or not small:
             return projection.apply(self.numpy())
@@ -69,16 +69,13 @@ class SimulatedClients(Clients):
         return [self.seed.federation.parts[c] for c in self.ids]
 
     def examples(self) -> Iterable[tuple[NDArray[Any], NDArray[Any]]]:
-        """Yield each client's inputs and labels."""
         dataset = self.seed.federation.dataset
         return ((dataset.x[part], dataset.y[part]) for part in self.parts)
 
     def sizes(self) -> NDArray[np.int64]:
-        """Return each client's number of examples."""
         return np.array([len(part) for part in self.parts], np.int64)
 
     def insights(self) -> list[ArrayLike]:
-        """Return the user's own vector for each client."""
         if self.seed.insight is None:
             raise ConfigError("the policy asks for 'insight': pass insight=function(x, y)")
         return [self.seed.insight(x, y) for x, y in self.examples()]
@@ -120,17 +117,14 @@ class SimulatedClients(Clients):
         return np.split(x, np.cumsum(self.sizes())[:-1]), public
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
-        """Return each client's mean of loss^power under the model."""
         measured = [Job(0, self.seed.held_out[c]) for c in self.ids]
         return self.seed.trainer.losses(self.model, measured, self.seed.data, power=power)
 
     def features(self) -> NDArray[Any]:
-        """Return the mean output of the first dense layer over each client's examples."""
         whole = [Job(0, part) for part in self.parts]
         return self.seed.trainer.features(self.model, whole, self.seed.data)
 
     def gradients(self) -> Vectors:
-        """Return the full-batch gradients."""
         whole = [Job(0, part) for part in self.parts]
         return TensorVectors(self.seed.trainer.gradients(self.model, whole, self.seed.data))
 
@@ -156,11 +150,9 @@ class SimulatedClients(Clients):
         return TensorVectors(trained.clone())
 
     def steps(self, fresh: bool = True) -> Vectors:
-        """Return `trained` minus the model."""
         return TensorVectors(self.trained(fresh).rows - self.model)
 
     def updates(self) -> Vectors:
-        """Return the updates that arrived this round."""
         if self.arrived is None:
             raise ConfigError("updates are known only after training: ask for them in the reply")
         return TensorVectors(self.arrived - self.model)
@@ -172,7 +164,6 @@ class SimulatedClients(Clients):
     expected_durations = durations
 
     def classes(self) -> int:
-        """Return the number of labels of the data set."""
         return self.seed.federation.dataset.classes
 
     def noise_source(self, client: ClientId) -> np.random.Generator:
@@ -180,7 +171,6 @@ class SimulatedClients(Clients):
         return stream(self.seed.seed, "label noise", client)
 
     def last_array(self) -> int:
-        """Return how many numbers the model's last array has."""
         return list(self.seed.trainer.worker.model.parameters())[-1].numel()
 
 

@@ -127,13 +127,6 @@ class Seed:
         end = self.clock + self.arrivals.seconds
         self.late = tuple(c for c, update in self.pending.items() if update.arrival <= end)
 
-    def starts(self) -> list[torch.Tensor | None]:
-        """Return the model that each training client starts from, None for the global one."""
-        return [
-            self.model + self.differences[c] if c in self.differences else None
-            for c in self.training
-        ]
-
     def takes_plain_mean(self) -> bool:
         """Whether the next model is the mean of all trained models, if all are finite."""
         plain = type(self.aggregation) is Mean and self.session.gate is None

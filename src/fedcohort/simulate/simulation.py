@@ -175,10 +175,11 @@ class Simulation:
         models = [seed.model for seed in self.seeds]
         work: list[Job] = []
         for row, seed in enumerate(self.seeds):
-            rows = []
-            for start in seed.starts():
-                rows.append(row if start is None else len(models))
-                models += [] if start is None else [start]
+            rows = [row] * len(seed.training)
+            for i, client in enumerate(seed.training):
+                if client in seed.differences:  # a gate held it back: it goes on from its model
+                    rows[i] = len(models)
+                    models.append(seed.model + seed.differences[client])
             parts = [seed.federation.parts[client] for client in seed.training]
             work += jobs(self.trainer, seed.seed, number, seed.training, parts, rows)
         if not work:
