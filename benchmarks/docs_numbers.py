@@ -46,6 +46,7 @@ def chosen_pages():
 # Tables of hundreds of numbers are files beside the pages.
 TABLES = {
     "selection.csv": lambda: benchmark.selection_rows("benchmark-selection.json"),
+    "grid.csv": lambda: benchmark.grid_rows("benchmark-grid.json"),
     "time.csv": lambda: benchmark.time_rows("benchmark-time.json"),
     "reproductions.csv": pages.reproduction_rows,
     "audit.csv": lambda: reliability.audit_rows("audit.json"),
@@ -55,7 +56,7 @@ TABLES = {
 
 
 def csv_text(rows):
-    rows, file = list(rows), io.StringIO()
+    file = io.StringIO()
     writer = csv.DictWriter(file, list(dict.fromkeys(k for row in rows for k in row)), restval="")
     writer.writeheader()
     writer.writerows(rows)
@@ -65,7 +66,8 @@ def csv_text(rows):
 def main() -> int:
     wanted = {page: filled(page.read_text()) for page in chosen_pages()}
     folder = results.ROOT / "docs" / "tables"
-    wanted |= {folder / name: csv_text(rows()) for name, rows in TABLES.items()}
+    tables = {folder / name: list(rows()) for name, rows in TABLES.items()}
+    wanted |= {path: csv_text(rows) for path, rows in tables.items() if rows}
     differ = [p for p, text in wanted.items() if not p.exists() or p.read_text() != text]
     for path in differ:
         if "--check" not in sys.argv:

@@ -6,6 +6,8 @@ import sys
 
 import numpy as np
 from docs_tables.results import (
+    NOT_RUN,
+    RESULTS,
     ROOT,
     cost_to,
     difference,
@@ -17,10 +19,12 @@ from docs_tables.results import (
     result,
     rounds_cell,
     rounds_to,
+    seeds_text,
     settings_of,
     spread,
     table,
     values_of,
+    with_shared_seeds,
 )
 
 MARKS = {"faster": " ▲", "slower": " ▼"}
@@ -181,6 +185,7 @@ def only_there(file, case):
     _, by_name, target = case_of(file, case)
     others = [held for held in settings_of(file).values() if held is not by_name]
     names = [name for name in by_name if not any(name in held for held in others)]
+    names = [name for name in names if not name.endswith(TUNED)]
     base, lines = by_name["uniform"], []
     for name in names:
         part = by_name[name]
@@ -189,6 +194,59 @@ def only_there(file, case):
         lines.append([name, rounds_cell(part, target), *fewer, *points])
     header = ["policy", f"rounds to {target:.0%}", "fewer rounds", "verdict"]
     return table([*header, "points of accuracy", "verdict"], lines)
+
+
+TUNED = ", best of grid"  # ends the name of a variant whose option development seeds chose
+
+
+def best_of_grid(file):
+    """Policies with the best option of a grid, beside the paper's, against uniform cohorts."""
+    lines = []
+    for setting, by_name in settings_of(file).items():
+        base = by_name["uniform"]
+        for name in (name for name in by_name if name.endswith(TUNED)):
+            paper, best = by_name.get(name.removesuffix(TUNED)), by_name[name]
+            options = "; ".join(
+                f"{k}={v}" for k, v in best["experiment"]["policy"]["options"].items()
+            )
+            cells = [
+                ratio(part, base, base["targets"][0])[0] if part else "-" for part in (paper, best)
+            ]
+            points = difference(points_above(best, base))
+            lines.append([setting, name.removesuffix(TUNED), options, *cells, *points])
+    header = ["setting", "policy", "best option", "fewer rounds, paper's option", "best option",
+              "points of accuracy", "verdict"]  # fmt: skip
+    return table(header, lines) if lines else NOT_RUN
+
+
+def grid_rows(file):
+    """All options on development seeds; nothing if they were not run."""
+    for setting, by_name in settings_of(file).items() if (RESULTS / file).exists() else ():
+        for name, part in by_name.items():
+            accuracy = np.nanmean(values_of(part, "curve").astype(float), axis=1)
+            row = {"setting": setting, "policy": part["experiment"]["policy"]["name"]}
+            yield row | {"variant": name, "mean accuracy over rounds %": mean(100 * accuracy, 2)}
+
+
+def grid(file):
+    """Which option of each policy is the best on development seeds, over all settings."""
+    scores = {}
+    for row in (row for row in grid_rows(file) if row["policy"] != "uniform"):
+        of_policy = scores.setdefault(row["policy"], {})
+        of_policy.setdefault(row["variant"], []).append(row["mean accuracy over rounds %"])
+    if not scores:
+        return NOT_RUN
+    best = {
+        p: max(options, key=lambda name: np.mean(options[name])) for p, options in scores.items()
+    }
+    others = [
+        best[policy] for policy, options in scores.items() if best[policy] != next(iter(options))
+    ]
+    return (
+        f"{sum(map(len, scores.values()))} options of {len(scores)} policies, in "
+        "[grid.csv](tables/grid.csv). The paper's option is the best but for "
+        f"{len(others)} of them: {'; '.join(others) or 'none'}.\n"
+    )
 
 
 def chance(file):
@@ -309,6 +367,7 @@ def draw(by_name, setting, path, target):
 
 
 OURS, ASKED = "sketch-match", "sketch-match with time, asked, epsilon 1"
+LEARNED = "sketch-match with time, epsilon 1"
 
 
 def first_cost(part, key="seconds_to"):
@@ -325,28 +384,69 @@ def cost_cell(part, key="seconds_to", digits=0):
     return f"{np.nanmean(values):.{digits}f}{missed}"
 
 
+def sooner(part, base, key="seconds_to"):
+    """How many times less than `base` it took: geometric mean over paired seeds, 95 % interval.
+
+    None if a seed of one of them never got there.
+    """
+    ours, theirs = (first_cost(one, key) for one in with_shared_seeds([part, base]))
+    if not np.isfinite([ours, theirs]).all():
+        return None
+    return np.exp(paired_interval(np.log(theirs / ours).tolist()))
+
+
 def times_less(part, base, key="seconds_to"):
-    """How many times less than `base` it took: geometric mean over paired seeds, 95 % interval."""
-    ratios = first_cost(base, key) / first_cost(part, key)
-    if part is base or not np.isfinite(ratios).all():
-        return ""
-    return "{:.1f}x ({:.1f} to {:.1f})".format(*np.exp(paired_interval(np.log(ratios).tolist())))
+    ratios = None if part is base else sooner(part, base, key)
+    return "" if ratios is None else "{:.1f}x ({:.1f} to {:.1f})".format(*ratios)
+
+
+def best_of_others(run):
+    """The policy of others that gets there soonest on average, among those that always do."""
+    rivals = [v for v in run if OURS not in v and np.isfinite(first_cost(run[v])).all()]
+    return min(rivals, key=lambda name: np.log(first_cost(run[name])).mean(), default="uniform")
 
 
 def time_headline(file):
     """Matching with time, asked, against the best policy of others that always got there."""
     lines = []
     for setting, run in settings_of(file).items():
-        rivals = [v for v in run if OURS not in v and np.isfinite(first_cost(run[v])).all()]
-        best = min(rivals, key=lambda name: np.log(first_cost(run[name])).mean())
-        names = ("uniform", best, PRIVATE, f"{OURS} with time, epsilon 1", ASKED)
-        cells = [cost_cell(run[name]) for name in names]
+        best = best_of_others(run)
+        cells = [cost_cell(run[name]) for name in ("uniform", best, PRIVATE, LEARNED, ASKED)]
         cells[1] = f"{best}, {cells[1]}"
         ratios = [times_less(run[ASKED], run[name]) for name in (best, PRIVATE)]
-        lines.append([setting, *cells, *ratios])
-    header = ["setting", "uniform", "best of others", "matching", "with learned durations",
-              "with asked ones", "less time than the best of others", "than matching"]  # fmt: skip
+        lines.append([f"{setting}, {run[ASKED]['targets'][0]:.0%}", *cells, *ratios])
+    header = ["setting, target", "uniform", "best of others", "matching",
+              "with learned durations", "with asked ones", "less time than the best of others",
+              "than matching"]  # fmt: skip
     return table(header, lines)
+
+
+def time_claim(file):
+    """Say how much sooner matching with time gets there, and where it does not."""
+    runs = settings_of(file)
+    ahead, behind = [], []
+    for setting, run in runs.items():
+        gain = sooner(run[ASKED], run[best_of_others(run)])
+        if gain is not None and gain[1] > 1:
+            ahead.append((gain, *(sooner(run[ASKED], run[v]) for v in ("uniform", PRIVATE))))
+        else:
+            behind.append(setting)
+    best, random, plain = map(span, zip(*ahead, strict=True))
+    learned = span(sooner(run[LEARNED], run[PRIVATE]) for run in runs.values())
+    others = f" Not beyond chance: {'; '.join(behind)}." if behind else ""
+    seeds = {row["seed"] for run in runs.values() for row in run[ASKED]["seeds"]}
+    return (
+        f"In {len(ahead)} of {len(runs)} settings it reaches the target sooner than the best "
+        f"policy of others, by a factor of {best}; that is {random} against random cohorts and "
+        f"{plain} against plain matching.{others} Durations that are only learned are worth a "
+        f"factor of {learned} over plain matching (geometric means, {seeds_text(seeds)}).\n"
+    )
+
+
+def span(ratios):
+    """The smallest and the largest mean of ratios with intervals; None has none."""
+    means = [ratio[0] for ratio in ratios if ratio is not None]
+    return f"{min(means):.1f} to {max(means):.1f}" if means else "?"
 
 
 def time_rows(file):

@@ -168,10 +168,18 @@ def values_of(part, key):
     return np.array([row[key] for row in part["seeds"]])
 
 
+def with_shared_seeds(parts):
+    """The parts with the seeds that all of them have; results of scripts as they are."""
+    if any("seeds" not in part for part in parts):
+        return parts
+    shared = set.intersection(*({row["seed"] for row in part["seeds"]} for part in parts))
+    return [{**p, "seeds": [r for r in p["seeds"] if r["seed"] in shared]} for p in parts]
+
+
 def points_above(part, base):
     """Points of accuracy above the baseline per seed."""
-    pairs = zip(part["seeds"], base["seeds"], strict=True)
-    return [100 * (row["accuracy"] - other["accuracy"]) for row, other in pairs]
+    ours, theirs = (values_of(one, "accuracy") for one in with_shared_seeds([part, base]))
+    return (100 * (ours - theirs)).tolist()
 
 
 def difference(values, comparisons=1):
@@ -210,6 +218,7 @@ def ratio(part, base, target, comparisons=1):
 
     With `comparisons`, so many such intervals hold together.
     """
+    part, base = with_shared_seeds([part, base])
     logs = np.log(rounds_to(base, target) / rounds_to(part, target))
     interval = paired_interval(logs.tolist(), comparisons)
     if interval is None:
@@ -222,26 +231,41 @@ def ratio(part, base, target, comparisons=1):
 
 
 def left_out(suite, file):
-    """Which parts of a suite, as it is now, have no result in the file, by setting."""
-    held = by_name(result(file)["parts"])
+    """Which parts of a suite, as it is now, have fewer seeds in the file or no result at all."""
     every = {(part.setting, part.variant): part.experiment.seeds for part in read_suite(suite)}
+    held = by_name(result(file)["parts"])
     ran = {name: held[name]["experiment"]["seeds"] for name in every if name in held}
     count = f"{len(ran)} of the" if len(ran) < len(every) else "All"
-    text = f"{count} {len(every)} parts of the suite have results."
-    for (setting, variant), seeds in ran.items():
-        if len(seeds) < len(every[setting, variant]):
-            text += f" With seeds {enumerated([*map(str, seeds)])} only: {setting}: {variant}."
-    settings = {}  # by what they lack
-    for setting in dict.fromkeys(setting for setting, _ in every):
-        variants = [variant for name, variant in every if name == setting]
-        missing = [variant for variant in variants if (setting, variant) not in ran]
-        if missing:
-            there = [variant for variant in variants if (setting, variant) in ran]
-            listed = "; ".join(missing) if len(missing) <= len(there) else "all variants"
-            listed += f" but {'; '.join(there)}" if 0 < len(there) < len(missing) else ""
-            settings.setdefault(listed, []).append(setting)
-    lines = [f"- {'; '.join(names)}: {listed}" for listed, names in settings.items()]
-    return "\n".join([f"{text} Not run:", "", *lines] if lines else [text]) + "\n"
+    text = f"{count} {len(every)} parts of the suite have results.\n"
+    groups = {}
+    for name, seeds in every.items():
+        if name not in ran:
+            groups.setdefault("Not run", []).append(name)
+        elif len(ran[name]) < len(seeds):
+            groups.setdefault(f"With {seeds_text(ran[name])} only", []).append(name)
+    return text + "".join(f"\n{head}:\n\n{by_setting(n, every)}" for head, n in groups.items())
+
+
+def by_setting(names, every):
+    """Parts of a suite as a list: settings that lack the same variants share a line."""
+    lines = {}
+    for setting in dict.fromkeys(setting for setting, _ in names):
+        variants = [variant for where, variant in every if where == setting]
+        listed = [variant for where, variant in names if where == setting]
+        others = [variant for variant in variants if variant not in listed]
+        words = "; ".join(listed)
+        if len(others) < len(listed):
+            words = f"all variants but {'; '.join(others)}" if others else "all variants"
+        lines.setdefault(words, []).append(setting)
+    return "".join(f"- {'; '.join(settings)}: {words}\n" for words, settings in lines.items())
+
+
+def seeds_text(seeds):
+    """Seeds in words: "seeds 1000 to 1004"."""
+    first, last = min(seeds), max(seeds)
+    if len(seeds) > 2 and last - first + 1 == len(seeds):
+        return f"seeds {first} to {last}"
+    return f"seed{'s' * (len(seeds) > 1)} {enumerated([*map(str, sorted(seeds))])}"
 
 
 def provenance(file):

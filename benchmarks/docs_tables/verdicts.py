@@ -15,7 +15,15 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from docs_tables.results import SMALLEST_POINTS, missing, rounds_cell, rounds_to, spread, values_of
+from docs_tables.results import (
+    SMALLEST_POINTS,
+    missing,
+    rounds_cell,
+    rounds_to,
+    spread,
+    values_of,
+    with_shared_seeds,
+)
 
 from fedcohort.analysis.comparison import paired_interval
 
@@ -130,14 +138,6 @@ class Suite:
         """What a script measured; the docstring of `judge` is the claim."""
         claim, names = " ".join(judge.__doc__.split()), [(f"paper {paper[0]}, {figure}", variant)]
         return self.row(paper, claim, theirs, names, lambda part: judge(part["result"]), variant)
-
-
-def with_shared_seeds(parts):
-    """The parts with the seeds that all of them have; results of scripts as they are."""
-    if any("seeds" not in part for part in parts):
-        return parts
-    shared = set.intersection(*({row["seed"] for row in part["seeds"]} for part in parts))
-    return [{**p, "seeds": [r for r in p["seeds"] if r["seed"] in shared]} for p in parts]
 
 
 def separation(rows):

@@ -63,3 +63,20 @@ def test_presets_are_settings_of_the_suites():
 )
 def test_an_effect_must_matter_and_be_beyond_chance(interval, smallest, verdict):
     assert results.judge(Interval(*interval), smallest) == verdict
+
+
+def test_what_was_not_run_is_grouped(suite, monkeypatch):
+    def part(variant, seeds):
+        return {"setting": "cohorts of 3", "variant": variant, "experiment": {"seeds": seeds}}
+
+    held = {"parts": [part("uniform", [1000, 1001, 1002]), part("match", [1000, 1002])]}
+    monkeypatch.setattr(results, "result", lambda name: held)
+    lines = results.left_out(suite, "trial.json").splitlines()
+    assert [line for line in lines if line] == [
+        "2 of the 4 parts of the suite have results.",
+        "With seeds 1000 and 1002 only:",
+        "- cohorts of 3: match",
+        "Not run:",
+        "- cohorts of 3: skip, always",
+        "- cohorts of 4: all variants",
+    ]
