@@ -17,6 +17,7 @@ from docs_tables.results import (
     points_above,
     ratio,
     result,
+    rounds_below,
     rounds_cell,
     rounds_to,
     seeds_text,
@@ -57,7 +58,8 @@ def is_uniform_again(name, part):
         return True
     _, _, d = name.partition("power-of-choice, d=")
     experiment = part["experiment"]
-    return d == str(experiment["cohort_size"]) and experiment["data"]["partition"] == "shards"
+    all_taken = d and d == str(experiment["cohort_size"])
+    return all_taken and experiment["data"]["partition"] == "shards"
 
 
 def case_of(file, case):
@@ -117,18 +119,6 @@ def accuracy_columns(part, base, gains):
         "entropy": mean(values_of(part, "participation_entropy"), 3),
         "ms to select": mean(select, 2) if select else "",  # older results have none
     }
-
-
-def rounds_below(part, target):
-    """Rounds per seed in which the accuracy is below the target, of the rounds in the curve.
-
-    Unlike the first round that reaches the target, it does not depend on one lucky evaluation, and
-    a seed that never gets there counts with all its rounds.
-    """
-    curves = values_of(part, "curve").astype(float)
-    evaluated = np.isfinite(curves).all(axis=0)
-    share = (curves[:, evaluated] < target).mean(axis=1)
-    return share * part["experiment"]["rounds"]
 
 
 def at_equal_bytes(part, base):
@@ -249,11 +239,13 @@ def grid(file):
     )
 
 
-def chance(file):
+def chance(file, *settings):
     """How often chance earned a mark: uniform cohorts drawn again, beside uniform cohorts."""
     lines = []
     for setting, by_name in settings_of(file).items():
-        base, count = by_name["uniform"], len(by_name) - 1
+        base, count = by_name.get("uniform"), len(by_name) - 1
+        if settings and setting not in settings:
+            continue
         for part in (part for name, part in by_name.items() if is_uniform_again(name, part)):
             points = difference(points_above(part, base), count)
             for target in base["targets"]:
@@ -287,9 +279,10 @@ def headline(file, *cases):
     for words, by_name, target in (case_of(file, case) for case in cases):
         pair = by_name["uniform"], by_name[PRIVATE]
         rounds = [rounds_cell(part, target) for part in pair]
-        lines.append([words, *rounds, *ratio(*reversed(pair), target)])
+        below = " / ".join(f"{mean(rounds_below(part, target), 0):.0f}" for part in pair)
+        lines.append([words, *rounds, *ratio(*reversed(pair), target), below])
     header = ["setting, target", "uniform", "sketch-match", "fewer rounds", "verdict"]
-    return table(header, lines)
+    return table([*header, "rounds below the target"], lines)
 
 
 def claim(file, case):

@@ -12,7 +12,7 @@ import itertools
 
 import numpy as np
 from docs_tables import verdicts
-from docs_tables.results import spread, values_of
+from docs_tables.results import SMALLEST_POINTS, spread, values_of
 from docs_tables.verdicts import FAILS, HOLDS, Suite, judged
 
 FORMS = LITERAL, RELEASED, OURS = "literal", "released", "ours"
@@ -53,7 +53,8 @@ def paper_0(papers, cold):
             exact = next(r for r in split["retrieval"] if r["epsilon"] is None)
             accuracies = exact["accuracy"]["nearest"], split["baselines"]["global"]
             a, b = (np.array(each["seeds"]) for each in accuracies)
-            return judged(f"{spread(a, '{:.3f}')} against {spread(b, '{:.3f}')}", a - b, gain)
+            text = f"{spread(a, '{:.3f}')} against {spread(b, '{:.3f}')}"
+            return judged(text, a - b, gain, SMALLEST_POINTS / 100)
 
         claim = f"cold start (Table 1): nearest sketch's model against the global one; {words}"
         theirs = f"{near:.3f} against {whole:.3f}"
@@ -215,16 +216,14 @@ def paper_3(papers):
                 base = "active-fl, 9 + 1" if split == "1SPC" else "active-fl, 4 + 1"
                 case = setting, method, base, target, (fedcor, afl)
                 yield papers.rounds(paper, f"{words} Active FL", *case)
-            if split == "1SPC" and form != RELEASED:
-                continue  # ten candidates for ten places are random cohorts
-            d = 20 if split == "1SPC" else 10
+            d = 20 if split == "1SPC" else 10  # of ten candidates all ten would be taken
             case = setting, method, f"power-of-choice, d={d}", target, (fedcor, pow_d)
             yield papers.rounds(paper, f"{words} Pow-d, d = {d}", *case)
     for split, (target, rounds, random, pow_d, fedcor) in TABLE_1_CIFAR.items():
         words = f"CIFAR-10 {split}: rounds to {target:.0%} (Table 1); {rounds:,} of 2,000 rounds\n"
-        baselines = [("random", "uniform", random)]
-        baselines += [("Pow-d, d = 10", "power-of-choice, d=10", pow_d)] if split != "1SPC" else []
-        for name, base, theirs in baselines:
+        d = 20 if split == "1SPC" else 10
+        pair = ("random", "uniform", random), (f"Pow-d, d = {d}", f"power-of-choice, d={d}", pow_d)
+        for name, base, theirs in pair:
             for form, end in ((OURS, ""), (RELEASED, ", released network")):
                 case = f"paper 3, CIFAR-10 {split}{end}", "fedcor, interval 50, beta 0.9", base
                 claim = f"{words}FedCor against {name}"

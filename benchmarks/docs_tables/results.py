@@ -201,6 +201,18 @@ def rounds_to(part, target):
     return np.nan_to_num(cost_to(part, target, "rounds_to"), nan=part["experiment"]["rounds"] + 1)
 
 
+def rounds_below(part, target):
+    """Rounds per seed in which the accuracy is below the target, of the rounds in the curve.
+
+    Unlike the first round that reaches the target, it does not depend on one lucky evaluation, and
+    a seed that never gets there counts with all its rounds.
+    """
+    curves = values_of(part, "curve").astype(float)
+    evaluated = np.isfinite(curves).all(axis=0)
+    share = (curves[:, evaluated] < target).mean(axis=1)
+    return share * part["experiment"]["rounds"]
+
+
 def missing(part, target):
     return int(np.isnan(cost_to(part, target, "rounds_to")).sum())
 

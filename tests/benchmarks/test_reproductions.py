@@ -19,7 +19,8 @@ def suite(**rounds):
             "targets": [0.9],
             "experiment": {"rounds": 100},
             "seeds": [
-                {"seed": 1000 + i, "rounds_to": [r], "accuracy": 0.5} for i, r in enumerate(found)
+                {"seed": 1000 + i, "rounds_to": [r], "accuracy": 0.5, "curve": [0.5, None, 0.95]}
+                for i, r in enumerate(found)
             ],
         }
         for variant, found in rounds.items()
@@ -75,14 +76,31 @@ def test_without_results_every_row_says_how_to_run_it():
         assert any(n.startswith(f"{name}: ") and re.search(only, n) for n in names), row[6]
 
 
-def test_curves_are_compared_where_both_were_evaluated():
-    found = suite(method=[1, 1, 1], uniform=[1, 1, 1])
+def curves(method, uniform, seeds=3):
+    found = suite(method=[1] * seeds, uniform=[1] * seeds)
     for (_, variant), part in found.parts.items():
         for row in part["seeds"]:
-            row["curve"] = [None, 0.3, 0.4, 0.5] if variant == "method" else [0.9, 0.2, None, 0.4]
-    row = found.curve(("0", "ours"), "claim", "s", "method")
-    assert row[4].startswith("above in 100% of the rounds; mean difference +10.0 points")
+            row["curve"] = method if variant == "method" else uniform
+    return found.curve(("0", "ours"), "claim", "s", "method")
+
+
+def test_curves_are_compared_where_both_were_evaluated():
+    row = curves([None, 0.3, 0.4, 0.5], [0.9, 0.2, None, 0.4])
+    assert row[4].startswith("above in 100% of the rounds; mean difference +10.0 (")
     assert row[-1] == verdicts.HOLDS
+
+
+def test_curves_of_too_few_seeds_or_too_little_difference():
+    assert curves([0.3], [0.2], seeds=2)[-1] == curves([0.3], [0.2], seeds=1)[-1] == "not decidable"
+    assert curves([0.204], [0.2])[-1] == verdicts.FAILS
+
+
+def test_first_hits_stand_beside_rounds_below_the_target():
+    found = suite(method=[10, 20, 30], uniform=[20, 40, 60])
+    for row in found.parts["s", "uniform"]["seeds"]:
+        row["curve"] = [0.5, 0.89, 0.5]
+    row = found.rounds(("3", "ours"), "claim", "s", "method", "uniform", 0.9, (50, 100))
+    assert row[4].endswith("; below it 50 ± 0 against 100 ± 0")  # of 100 rounds
 
 
 def test_the_cosine_of_two_covariances_without_the_noise_of_their_estimates():
