@@ -1,30 +1,30 @@
 """Build the files of FEMNIST and Shakespeare from what is published.
 
-`femnist_from_leaf` reads the JSON files that LEAF's `preprocess.sh` writes, `shakespeare_from_html`
-the pages of the Complete Moby Shakespeare (one `full.html` per play). Both write the file that
-`fedcohort.datasets.load` reads.
-
 python benchmarks/convert.py femnist leaf/data/femnist/data --root ~/data
 python benchmarks/convert.py shakespeare shakespeare --root ~/data
+
+The source is the data folder that LEAF's `preprocess.sh` writes, or the Complete
+Moby Shakespeare with one folder per play. `fedcohort.datasets.load` reads what this writes.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import html
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from script import arguments
 
 from fedcohort.datasets.published import PLAYS_HEADER
 from fedcohort.exceptions import DataError
+from fedcohort.registry import lookup
 from fedcohort.storage import write_atomically
 
 PIXELS, CLASSES = 28 * 28, 62
@@ -32,22 +32,22 @@ PIXELS, CLASSES = 28 * 28, 62
 Bytes = NDArray[np.uint8]
 
 
-def femnist_from_leaf(source: Path, target: Path, *, min_images: int = 20) -> Path:
-    """Write `femnist.npz` from a LEAF folder with `train` and `test`, and return its path.
+def femnist_from_leaf(source: Path, target: Path, min_images: int = 20) -> Path:
+    """Write `femnist.npz` from a LEAF folder with `train` and `test`.
 
     LEAF adds the first image of each writer twice; an image that a writer has already is dropped.
     Writers with fewer than `min_images` images are left out. Rows are sorted by writer; pixels are
     stored as bytes, from which LEAF's floats come back exactly.
     """
     images: dict[str, list[tuple[Bytes, int, bool]]] = {}
-    for is_test in (False, True):
-        folder = source / ("test" if is_test else "train")
+    for name in ("train", "test"):
+        folder = source / name
         paths = sorted(folder.glob("*.json"))
         if not paths:
             raise DataError(f"{folder} has no JSON file: give the folder that LEAF calls data")
         for path in paths:
             for writer, pixels, label in _leaf_rows(path):
-                images.setdefault(writer, []).append((pixels, label, is_test))
+                images.setdefault(writer, []).append((pixels, label, name == "test"))
     kept = {w: found for w in sorted(images) if len(found := _once(images[w])) >= min_images}
     if not kept:
         raise DataError(f"{source}: no writer has {min_images} images")
@@ -91,10 +91,9 @@ def _save(path: Path, **arrays: NDArray[Any]) -> Path:
 
 
 def shakespeare_from_html(source: Path, target: Path) -> Path:
-    """Write `plays.tsv.gz` from the `full.html` of each play, and return its path.
+    """Write `plays.tsv.gz` from the `full.html` of each play, named after its folder.
 
-    A play is named after its folder. Speakers are in capitals. Stage directions and lines without
-    a speaker are left out.
+    Speakers are in capitals. Stage directions and lines without a speaker are left out.
     """
     pages = sorted(source.glob("*/full.html"))
     if not pages:
@@ -133,19 +132,13 @@ def _plain(markup: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", "", markup)).split())
 
 
-CONVERTERS: dict[str, Callable[[Path, Path], Path]] = {
-    "femnist": femnist_from_leaf,
-    "shakespeare": shakespeare_from_html,
-}
+CONVERTERS = {"femnist": femnist_from_leaf, "shakespeare": shakespeare_from_html}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("name", choices=CONVERTERS)
-    parser.add_argument("source", type=Path, help="LEAF's data folder, or one folder per play")
-    parser.add_argument("--root", type=Path, default=Path("data"), help="folder with the data sets")
-    args = parser.parse_args()
-    print(CONVERTERS[args.name](args.source, args.root / args.name))
+    args = arguments(__doc__, "name", "source", root="data")
+    convert = lookup("data set", args.name, CONVERTERS)
+    print(convert(Path(args.source), Path(args.root) / args.name))
 
 
 if __name__ == "__main__":

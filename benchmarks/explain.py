@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from provenance import write
@@ -34,15 +35,8 @@ COLUMNS = tuple(
 KINDS = {"mean": NUMBERS, "scale": NUMBERS, "share": CATEGORIES, "missing": GAPPY}
 
 
-class Values:
-    """A column as `files.table_source` hands it over."""
-
-    def __init__(self, order, missing):
-        self.order, self.missing = order, missing
-
-
 def site(rng, n, column=None, kind=None):
-    """Return a site's sketch; `kind` says what is planted in `column`."""
+    """A site's sketch; `kind` says what is planted in `column`."""
     parts = []
     for i in range(len(COLUMNS)):
         planted = kind if i == column else None
@@ -51,7 +45,7 @@ def site(rng, n, column=None, kind=None):
         else:
             order = rng.normal(planted == "mean", 2.5 if planted == "scale" else 1.0, n)
         rate = 0.4 if planted == "missing" else 0.1 if i in GAPPY else 0.0
-        parts.append(Values(order, rng.random(n) < rate))
+        parts.append(SimpleNamespace(order=order, missing=rng.random(n) < rate))
     made = RaceSketch(SRP(sum(c.width for c in COLUMNS), rows=1, bits=1))
     made.columns = tuple(column.spec() for column in COLUMNS)
     made.marginals = ColumnCounts.empty(len(COLUMNS))
@@ -61,7 +55,7 @@ def site(rng, n, column=None, kind=None):
 
 
 def federation(seed, shifts):
-    """Return the sites and what was planted: (site, column) -> kind."""
+    """The sites and what was planted: (site, column) -> kind."""
     rng = stream(seed, "explain")
     sizes = np.exp(rng.uniform(np.log(300), np.log(3000), SITES)).astype(int)
     planted = {}
@@ -74,13 +68,9 @@ def federation(seed, shifts):
 
 
 def score(sites, planted):
-    """Return hits by kind, and how many other columns are marked."""
-    marks = {
-        (i, j)
-        for i, gaps in enumerate(column_gaps(sites))
-        for j, gap in enumerate(gaps)
-        if gap.marked
-    }
+    """Hits by kind, and how many other columns are marked."""
+    gaps = enumerate(column_gaps(sites))
+    marks = {(i, j) for i, of_site in gaps for j, gap in enumerate(of_site) if gap.marked}
     hits = Counter(kind for where, kind in planted.items() if where in marks)
     return hits, len(marks - planted.keys())
 
@@ -96,7 +86,7 @@ def main():
 
 
 def measured(made, budget):
-    """Return what is found in several federations under one budget."""
+    """What is found in several federations under one budget."""
     hits, asked, false = Counter(), Counter(), 0
     for seed, (sites, planted) in zip(SEEDS, made, strict=True):
         if budget is not None:

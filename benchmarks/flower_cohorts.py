@@ -9,7 +9,6 @@ to benchmarks/results/flower-cohorts.json.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,6 +23,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from provenance import write
+from script import arguments
 
 from fedcohort.datasets import federate, load
 from fedcohort.flower import CohortStrategy, attach, own_id
@@ -45,33 +45,28 @@ client, server = ClientApp(), ServerApp()
 
 
 def settings():
-    """Return seed and output of this run."""
+    """Seed and output of this run."""
     return json.loads(os.environ[SETTINGS])
 
 
-def federation():
-    """Return the digits in skewed parts."""
-    seed = settings()["seed"]
-    return federate(load("digits"), "dirichlet-per-client", CLIENTS, seed=seed, alpha=0.3)
-
-
 def model():
-    """Return a new model."""
     return build("mlp-64-30", (1, 8, 8), classes=10, seed=settings()["seed"])
 
 
 def data(context):
-    """Return one client's images and labels."""
-    whole = federation()
-    part = whole.parts[own_id(context)]
-    return whole.dataset.x[part], whole.dataset.y[part]
+    """One client's images and labels."""
+    digits, seed = load("digits"), settings()["seed"]
+    part = federate(digits, "dirichlet-per-client", CLIENTS, seed=seed, alpha=0.3).parts[
+        own_id(context)
+    ]
+    return digits.x[part], digits.y[part]
 
 
 attach(client, data, model, local=LocalTraining(epochs=2, batch_size=16, lr=0.1))
 
 
 def accuracy(arrays):
-    """Return the accuracy on the test set."""
+    """The accuracy on the test set."""
     network, dataset = model(), load("digits")
     network.load_state_dict(arrays.to_torch_state_dict())
     with torch.no_grad():
@@ -111,9 +106,8 @@ def run(seed):
             "FLWR_HOME": str(Path(folder) / "home"),
             "RAY_USAGE_STATS_ENABLED": "0",
         }
-        log = Path(folder) / "log.txt"
+        log, command = Path(folder) / "log.txt", [sys.executable, "-c", RUN]
         with log.open("w") as stream:
-            command = [sys.executable, "-c", RUN]
             subprocess.run(command, env=environment, stdout=stream, stderr=stream, cwd=folder)
         if not out.exists():
             raise SystemExit(log.read_text()[-3000:])
@@ -121,11 +115,8 @@ def run(seed):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10)
-    args = parser.parse_args()
     seeds = []
-    for seed in range(args.seeds):
+    for seed in range(arguments(__doc__, seeds=10).seeds):
         seeds.append(run(seed))
         print(seed, {name: round(curve[-1], 3) for name, curve in seeds[-1].items()}, flush=True)
     about = {"clients": CLIENTS, "cohort size": SIZE, "rounds": ROUNDS}

@@ -5,24 +5,24 @@ python benchmarks/plan_gain.py
 Reads benchmarks/results/benchmark-*.json (needs the data sets, see $FEDCOHORT_DATA), and writes
 src/fedcohort/analysis/plan_gain.json, the fit that `fedcohort plan` uses, and
 benchmarks/results/plan-gain.json, predicted against measured. Settings on Fashion-MNIST and MNIST
-are fitted; all others are held out.
+are fitted; all others are held out. --seeds is how many partitions are sketched per setting.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import asdict
-from functools import lru_cache
 
 import numpy as np
 import torch
-from docs_tables.results import RESULTS, parts, result, rounds_to
+from docs_tables.results import RESULTS, missing, parts, result, rounds_to
+from parts import loaded
 from provenance import provenance, write
+from script import arguments
 
 from fedcohort.analysis.plan import FITTED, BetweenClients, GainFit, plan
 from fedcohort.experiments import config
-from fedcohort.experiments.run import dataset_of, simulation_of
+from fedcohort.experiments.run import simulation_of
 
 FIT_ON = ("fashion-mnist", "mnist")
 VARIANT = "sketch-match, epsilon 1"
@@ -49,15 +49,10 @@ def curve_step(part):
 
 
 def curve_rounds(part, target):
-    """Rounds to a target from the curve, which has one point every few rounds."""
-    last = part["experiment"]["rounds"]
-    found = []
-    for row in part["seeds"]:
-        points = len(row["curve"])
-        rounds = last - curve_step(part) * np.arange(points - 1, -1, -1)
-        reached = [r for r, a in zip(rounds, row["curve"], strict=True) if a and a >= target]
-        found.append(reached[0] if reached else last + 1)
-    return np.array(found)
+    """Rounds to a target that every seed reaches, from the curve with a point every few rounds."""
+    curves = np.array([row["curve"] for row in part["seeds"]], float)
+    after = curves.shape[1] - 1 - (curves >= target).argmax(axis=1)  # points after the first hit
+    return part["experiment"]["rounds"] - curve_step(part) * after
 
 
 def common_target(base, ours):
@@ -68,11 +63,7 @@ def common_target(base, ours):
 
 def speed_up(base, ours):
     """Mean log ratio of rounds over targets that all seeds of both reach, and those targets."""
-    reached = [
-        t
-        for t in base["targets"]
-        if max(rounds_to(p, t).max() - p["experiment"]["rounds"] for p in (base, ours)) <= 0
-    ]
+    reached = [t for t in base["targets"] if not (missing(base, t) or missing(ours, t))]
     if reached:
         logs = [np.log(rounds_to(base, t) / rounds_to(ours, t)) for t in reached]
         return np.mean(logs, axis=0), reached, "rounds"
@@ -81,20 +72,14 @@ def speed_up(base, ours):
     return logs, [float(target)], f"curve, every {curve_step(base)} rounds"
 
 
-@lru_cache(maxsize=1)
-def dataset_named(name, standardize):
-    return dataset_of(config.DataConfig(dataset=name, standardize=standardize))
-
-
 def sketches(part, seeds):
     """Return the sketches that the measured policy was sent, for some of its seeds."""
     values = {**part["experiment"], "device": "cpu"}
     values["seeds"] = values["seeds"][:seeds]
     values["policy"] = {"name": "sketch-match", "options": {"epsilon": 1.0}}
     experiment = config.parse(values)
-    dataset = dataset_named(experiment.data.dataset, experiment.data.standardize)
     found = []
-    for seed in simulation_of(experiment, dataset).seeds:
+    for seed in simulation_of(experiment, loaded(experiment)[0]).seeds:
         readings = seed.collect("race_sketch", seed.clients)
         found.append(np.array([readings[c] for c in seed.clients]))
     return found
@@ -134,9 +119,7 @@ def row_of(file, setting, seeds):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3, help="partitions sketched per setting")
-    args = parser.parse_args()
+    args = arguments(__doc__, seeds=3)
     torch.set_num_threads(1)
     rows = [row_of(file, setting, args.seeds) for file, setting in measured_settings()]
     used = [r for r in rows if r["dataset"] in FIT_ON]

@@ -17,13 +17,12 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 
 NOT_RUN = "Not run yet.\n"
-
 BASELINE = "uniform"
 
 # Files with parts that joined a suite after it was run; those of one go are in parentheses. Parts
 # of one setting are of the same code, or their go brings runs of uniform cohorts along, which must
-# repeat the published ones. A part that was run before takes the place of the earlier one: its
-# policy has changed.
+# repeat the published ones. A part with other seeds adds to the earlier one; else it takes the
+# place of that, because its policy has changed.
 LATER = {
     "benchmark-selection.json": [
         *("cifar10", "fedacs", "rivals"),
@@ -88,10 +87,14 @@ def joined(held, later):
         setting, source = part["setting"], later["provenance"][part["made_by"]]["source"]
         if source not in sources.get(setting, {source}):
             check_baseline(setting, baselines.get(setting), published.get((setting, BASELINE)))
+            earlier = published.get((setting, part["variant"]), {"seeds": []})
+            known = {row["seed"] for row in earlier["seeds"]}
+            new = [row for row in part["seeds"] if row["seed"] not in known]
             if part["variant"] == BASELINE:
-                continue
-            part = {**part, "again": True}
-        added.append(part)
+                part = with_seeds(part, new)
+            elif len(new) < len(part["seeds"]):
+                part = {**part, "again": True}
+        added += [part] if part.get("seeds", True) else []
     again = {(p["setting"], p["variant"]) for p in added if p.get("again")}
     kept = [p for p in held["parts"] if (p["setting"], p["variant"]) not in again]
     whole = together({**held, "parts": kept}, later, added)
@@ -123,11 +126,16 @@ def by_name(every):
 def with_more_seeds(part, more):
     """A part with the seeds of another run of it; a ValueError if that is not what it is."""
     one, other = ({**p["experiment"], "seeds": []} for p in (part, more))
-    rows = sorted([*part["seeds"], *more["seeds"]], key=lambda row: row["seed"])
-    seeds = [row["seed"] for row in rows]
-    if one != other or len(set(seeds)) < len(seeds):
+    whole = with_seeds(part, sorted([*part["seeds"], *more["seeds"]], key=lambda row: row["seed"]))
+    if one != other or len(set(whole["experiment"]["seeds"])) < len(whole["seeds"]):
         raise ValueError(f"{part['setting']}, {part['variant']} was run twice, not with more seeds")
-    return {**part, "experiment": {**part["experiment"], "seeds": seeds}, "seeds": rows}
+    return whole
+
+
+def with_seeds(part, rows):
+    """A part with these rows of its seeds."""
+    experiment = {**part["experiment"], "seeds": [row["seed"] for row in rows]}
+    return {**part, "experiment": experiment, "seeds": rows}
 
 
 def commits_of(found):
