@@ -47,6 +47,7 @@ def chosen_pages():
 TABLES = {
     "selection.csv": lambda: benchmark.selection_rows("benchmark-selection.json"),
     "grid.csv": lambda: benchmark.grid_rows("benchmark-grid.json"),
+    "cases.csv": lambda: benchmark.case_rows("selection-cases.json"),
     "time.csv": lambda: benchmark.time_rows("benchmark-time.json"),
     "reproductions.csv": pages.reproduction_rows,
     "audit.csv": lambda: reliability.audit_rows("audit.json"),

@@ -42,16 +42,13 @@ class Child:
         env = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": path}
         words = [python, HERE / "simulation_engines.py", engine, workload, data, device, seeds]
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read if the child fails)
-        self.process = subprocess.Popen(
-            [*map(str, words), precision], env=env, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-        )  # fmt: skip
-        self._answer()
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
+        self.process = subprocess.Popen([*map(str, words), precision], env=env, text=True, **pipes)
+        self.answer()
         self.seconds: list[float] = []
-        self.accuracy = None
-        self.peak = 0.0
+        self.accuracy, self.peak = None, 0.0
 
-    def _answer(self):
+    def answer(self):
         for line in self.process.stdout:
             if line.startswith("@@ "):
                 return json.loads(line[3:])
@@ -69,7 +66,7 @@ class Child:
     def round(self):
         self.process.stdin.write("round\n")
         self.process.stdin.flush()
-        answer = self._answer()
+        answer = self.answer()
         self.seconds.append(answer["seconds"])
         self.accuracy = answer["accuracy"]
 
@@ -83,27 +80,17 @@ class Child:
 
 def peak_memory(pid):
     """Sum the peak resident sizes of a process and its descendants, in MB."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
-            peak = int(fields.get("VmHWM", "0 kB").split()[0]) / 1024
-            parents[int(status.parent.name)] = (int(fields["PPid"]), peak)
-        except (OSError, ValueError):
-            continue
-    family, grown = {pid}, True
-    while grown:
-        more = {p for p, (parent, _) in parents.items() if parent in family} - family
-        grown = bool(more)
-        family |= more
-    return sum(parents[p][1] for p in family if p in parents)
+    total = 0.0
+    with suppress(OSError, ValueError):  # it may end in between
+        fields = dict(s.split(":", 1) for s in Path(f"/proc/{pid}/status").read_text().splitlines())
+        total = int(fields.get("VmHWM", "0 kB").split()[0]) / 1024
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += sum(map(peak_memory, (task / "children").read_text().split()))
+    return total
 
 
 def stored(work, folder):
-    """Where the data of a workload come from, and the file that holds them.
-
-    Fashion-MNIST if it is installed, else noise of the wanted shape.
-    """
+    """Fashion-MNIST if it is installed, else noise of the wanted shape; and the file with it."""
     rng, path = np.random.default_rng(0), folder / f"{'x'.join(map(str, work.shape))}.npz"
     if len(work.shape) == 1:  # windows of characters, 400 per client
         source, sizes = "random characters", (40_000, 1000)
@@ -112,18 +99,19 @@ def stored(work, folder):
         source, sizes = "noise of the same shape", (50_000, 10_000)
         x, x_test = (rng.random((n, *work.shape), dtype=np.float32) for n in sizes)
     y, y_test = (rng.integers(0, work.classes, n) for n in sizes)
+    arrays = {"x": x, "y": y, "x_test": x_test, "y_test": y_test}
     if work.shape == (1, 28, 28):
         with suppress(DataError):
             data = load("fashion-mnist")
-            source, x, y, x_test, y_test = data.name, data.x, data.y, data.x_test, data.y_test
-    np.savez(path, x=x, y=y, x_test=x_test, y_test=y_test)
+            source, arrays = data.name, {name: getattr(data, name) for name in arrays}
+    np.savez(path, **arrays)
     return source, path
 
 
 def measure(name, engines, turns, folder):
     """Let all engines take turns on one workload."""
     source, path = stored(WORKLOADS[name], folder)
-    children, absent = {}, {}
+    children, absent, rows = {}, {}, {}
     for label, python in engines.items():
         try:
             children[label] = Child(python, label, name, path)
@@ -136,7 +124,6 @@ def measure(name, engines, turns, folder):
     for _ in range(turns):
         for child in children.values():
             child.turn()
-    rows = {}
     for label, child in children.items():
         child.end()
         rows[label] = {
@@ -191,12 +178,11 @@ def main():
     place = "gpu" if args.gpu else "cpu"
     names = args.workloads.split(",") if args.workloads else ON_GPU if args.gpu else ON_CPU
     results = {}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as place_of_data:
+        folder = Path(place_of_data)
         for name in names:
-            if args.gpu:
-                results[name] = measure_gpu(name, args.pfl_python, Path(folder))
-            else:
-                results[name] = measure(name, engines, ON_CPU[name], Path(folder))
+            on_gpu = args.gpu and measure_gpu(name, args.pfl_python, folder)
+            results[name] = on_gpu or measure(name, engines, ON_CPU[name], folder)
             print(name, json.dumps(results[name], indent=1), flush=True)
             write(args.out or f"benchmarks/results/simulation-{place}.json", results)
 

@@ -19,6 +19,7 @@ import torch
 from simulation_models import MODELS
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 
 class Workload(NamedTuple):
@@ -51,28 +52,24 @@ WORKLOADS = {
 class Pace:
     """Waits for a line before every round, and answers with its seconds."""
 
-    def __init__(self, device):
-        self.device = device
-        say(ready=True)
+    def __init__(self):
+        print("@@ {}", flush=True)  # ready
 
     def wait(self):
-        """Return whether there is to be another round."""
+        """Whether there is to be another round."""
         wanted = bool(sys.stdin.readline())
         self.started = time.perf_counter()
         return wanted
 
     def done(self, accuracy):
-        if self.device == "cuda":
+        if torch.cuda.is_available():
             torch.cuda.synchronize()
-        say(seconds=time.perf_counter() - self.started, accuracy=accuracy)
+        seconds = time.perf_counter() - self.started
+        print("@@", json.dumps({"seconds": seconds, "accuracy": accuracy}), flush=True)
 
 
-def say(**message):
-    print("@@", json.dumps(message), flush=True)
-
-
-def serve(run_round, device):
-    pace = Pace(device)
+def serve(run_round):
+    pace = Pace()
     while pace.wait():
         pace.done(run_round())
 
@@ -134,7 +131,7 @@ def fedcohort(work, data, device, seeds, precision):
         seeds=range(seeds),
         precision=precision,
     )
-    serve(lambda: simulation.step()[0].accuracy, device)
+    serve(lambda: simulation.step()[0].accuracy)
 
 
 def loop(work, data, device, seeds, precision):
@@ -144,23 +141,16 @@ def loop(work, data, device, seeds, precision):
     model = module(work).to(device)
 
     def run_round():
-        start = [p.detach().clone() for p in model.parameters()]
-        total = [torch.zeros_like(p) for p in start]
+        start = parameters_to_vector(model.parameters()).detach()
+        total = torch.zeros_like(start)
         for client in rng.choice(work.clients, work.cohort, replace=False):
-            set_parameters(model, start)
+            vector_to_parameters(start.clone(), model.parameters())
             train_plainly(model, x[parts[client]], y[parts[client]], work)
-            for t, p in zip(total, model.parameters(), strict=True):
-                t.add_(p.detach(), alpha=1 / work.cohort)
-        set_parameters(model, total)
+            total += parameters_to_vector(model.parameters()).detach() / work.cohort
+        vector_to_parameters(total, model.parameters())
         return test_accuracy(model, x_test, y_test) if work.evaluate else None
 
-    serve(run_round, device)
-
-
-@torch.no_grad()
-def set_parameters(model, values):
-    for p, value in zip(model.parameters(), values, strict=True):
-        p.copy_(value)
+    serve(run_round)
 
 
 def flower(work, data, device, seeds, precision):
@@ -181,7 +171,7 @@ def flower(work, data, device, seeds, precision):
 
         def configure_train(self, server_round, arrays, config, grid):
             if server_round == 1:
-                self.pace = Pace(device)
+                self.pace = Pace()
             if not self.pace.wait():
                 raise KeyboardInterrupt
             config["workload"], config["data"] = sys.argv[2], sys.argv[3]
@@ -266,7 +256,7 @@ def pfl(work, data, device, seeds, precision):
 
     class Paced(TrainingProcessCallback):
         def on_train_begin(self, *, model):
-            self.pace = Pace(device)
+            self.pace = Pace()
             self.pace.wait()
             return Metrics()
 
@@ -299,4 +289,4 @@ if __name__ == "__main__":
     for switch in (torch.backends.cudnn, torch.backends.cuda.matmul):
         switch.allow_tf32 = precision == "tf32"
     run = simulation_engines.ENGINES[engine]
-    run(WORKLOADS[workload], dict(np.load(path)), device, int(seeds), precision)
+    run(WORKLOADS[workload], np.load(path), device, int(seeds), precision)

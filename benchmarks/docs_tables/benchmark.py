@@ -10,7 +10,9 @@ from docs_tables.results import (
     RESULTS,
     ROOT,
     cost_to,
+    deviation,
     difference,
+    mean,
     missing,
     paired_interval,
     parts,
@@ -136,14 +138,6 @@ def megabytes_to(part, target):
     """Megabytes up and down until the target, over the seeds that got there."""
     sent = cost_to(part, target, "bytes_to")
     return "-" if np.isnan(sent).all() else f"{np.nanmean(sent / 1e6):,.0f}"
-
-
-def mean(values, digits=1):
-    return round(float(np.mean(values)), digits)
-
-
-def deviation(values, digits=1):
-    return round(float(np.std(values, ddof=1)), digits) if len(values) > 1 else ""
 
 
 def ranking(file, *cases):
@@ -285,44 +279,33 @@ def headline(file, *cases):
     return table([*header, "rounds below the target"], lines)
 
 
-def claim(file, case):
-    """Say in a sentence how SketchMatch at epsilon 1 compares with uniform: SETTING=TARGET."""
-    words, by_name, target = case_of(file, case)
-    base, ours = by_name["uniform"], by_name[PRIVATE]
-    before, after = (rounds_to(part, target).mean() for part in (base, ours))
-    times, interval = ratio(ours, base, target)[0].removesuffix(")").split("x (")
-    return (
-        f"On {words.rpartition(', ')[0]} per client, random cohorts need {before:.0f} rounds to "
-        f"{target:.0%} accuracy. "
-        "Cohorts matched by one small private sketch per client (epsilon 1) need "
-        f"{after:.0f}: {times} times fewer (95 % interval {interval}; "
-        f"{len(ours['seeds'])} held-out seeds).\n"
-    )
-
-
-def cases(file, *names):
-    """Cases of benchmarks/selection_cases.py: every variant against uniform, paired by seed."""
-    rows = [r for r in result(file)["result"] if not names or r["case"] in names]
-    uniform = {r["case"]: r for r in rows if r["variant"] == "uniform"}
-    lines, case = [], ""
+def case_rows(file):
+    """Cases of benchmarks/selection_cases.py, paired by seed: docs/tables/cases.csv."""
+    rows = result(file)["result"]
+    uniform = {row["case"]: row for row in rows if row["variant"] == "uniform"}
     for row in rows:
-        gain, by = points_above(row, uniform[row["case"]]), values_of(row, "all_used_by")
+        is_uniform, by = row["variant"] == "uniform", values_of(row, "all_used_by")
+        gain = "" if is_uniform else difference(points_above(row, uniform[row["case"]]))[0]
+        yield {
+            **{name: row[name] for name in ("case", "about")},
+            "policy": row["variant"],
+            "seeds": len(row["seeds"]),
+            "accuracy %": spread(100 * values_of(row, "accuracy")),
+            "points above uniform": gain,
+            "GEMD": mean(values_of(row, "gemd"), 2),
+            "entropy": mean(values_of(row, "participation_entropy"), 2),
+            "never picked": mean(values_of(row, "never_picked")),
+            "all used by round": "-" if None in by else mean(by, 0),
+        }
+
+
+def cases(file):
+    """What the page shows of them."""
+    lines, case = [], ""
+    for row in case_rows(file):
         first, case = "" if row["case"] == case else f"{row['case']}: {row['about']}", row["case"]
-        lines.append(
-            [
-                first,
-                row["variant"],
-                spread(100 * values_of(row, "accuracy")),
-                "" if row["variant"] == "uniform" else difference(gain)[0],
-                f"{np.mean(values_of(row, 'gemd')):.2f}",
-                f"{np.mean(values_of(row, 'participation_entropy')):.2f}",
-                f"{np.mean(values_of(row, 'never_picked')):.1f}",
-                "-" if None in by else f"{np.mean(by):.0f}",
-            ]
-        )
-    header = ["case", "policy", "accuracy %", "against uniform", "GEMD", "entropy", "never picked"]
-    count = len(rows[0]["seeds"])
-    return table([*header, "all used by round"], lines) + f"\n{count} seeds, paired.\n"
+        lines.append([first, *(row[k] for k in ("policy", "accuracy %", "points above uniform"))])
+    return table(["case", "policy", "accuracy %", "points above uniform"], lines)
 
 
 def figure(file, setting, name, target="0"):

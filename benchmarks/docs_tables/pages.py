@@ -7,7 +7,17 @@ import re
 import numpy as np
 from against import AGREES, DIFFERS, SAME, compare
 from docs_tables import reproductions as claims
-from docs_tables.results import by_name, commits_of, enumerated, parts, result, table
+from docs_tables.results import (
+    by_name,
+    commits_and_machines,
+    deviation,
+    enumerated,
+    mean,
+    result,
+    settings_of,
+    table,
+    values_of,
+)
 from docs_tables.verdicts import NOT_RUN, VERDICTS
 
 from fedcohort.analysis.comparison import paired_interval
@@ -70,66 +80,52 @@ def not_run():
 
 
 # Published numbers that were made again with later code on another machine: docs/benchmark.md.
-def repeated(*suites):
-    """How the parts in repeated-SUITE.json compare with the published ones, by setting."""
-    rows, made, commits = [], [], []
-    for suite in suites:
-        again, published = result(f"repeated-{suite}.json"), result(f"benchmark-{suite}.json")
-        twins = by_name(published["parts"])
-        pairs = [(p, twins[p["setting"], p["variant"]]) for p in again["parts"]]
-        rows += [compare(p, twin) for p, twin in pairs if not twin.get("again")]
-        made, commits = [*made, *again["provenance"]], [*commits, *commits_of(again)]
-    machines = sorted({m["gpu"] or m["cpu"] for m in made})
-    commit = enumerated([f"`{name[:10]}`" for name in dict.fromkeys(commits)])
-    seeds = {row.seeds for row in rows}
-    each = "one seed" if seeds == {1} else f"{min(seeds)} to {max(seeds)} seeds"
-    text = f"{len(rows)} parts with {each} each, run again at commit {commit} on "
-    text += f"{enumerated(machines)}: {sum(row.verdict == SAME for row in rows)} are the same, "
-    text += f"{sum(row.verdict == AGREES for row in rows)} agree, "
-    text += f"{sum(row.verdict == DIFFERS for row in rows)} differ."
-    return f"{text}\n"
+def repeated(suite):
+    """How the parts in repeated-SUITE.json compare with the published ones."""
+    again, published = result(f"repeated-{suite}.json"), result(f"benchmark-{suite}.json")
+    twins = by_name(published["parts"])
+    pairs = [(part, twins[part["setting"], part["variant"]]) for part in again["parts"]]
+    rows = [compare(part, twin) for part, twin in pairs if not twin.get("again")]
+    same, agree, differ = ([r.verdict for r in rows].count(w) for w in (SAME, AGREES, DIFFERS))
+    seeds = enumerated([str(n) for n in sorted({row.seeds for row in rows})])
+    return (
+        f"{len(rows)} parts (seeds of each: {seeds}), run again {commits_and_machines(again)}: "
+        f"{same} are the same, {agree} agree, {differ} differ.\n"
+    )
 
 
 # Gates against training without one: docs/tables/skipping.csv.
 def skipping_rows(file):
     """All variants of the suite skip, with the change of accuracy against both baselines."""
-    held = result(file)
-    for setting in dict.fromkeys(p["setting"] for p in held["parts"]):
-        by_name = parts(file, setting)
-        for name, part in by_name.items():
-            rows = part["seeds"]
-            accuracy = 100 * np.array([r["accuracy"] for r in rows])
-            row = {"setting": setting, "variant": name, "seeds": len(rows)}
-            row |= {"accuracy %": round(float(accuracy.mean()), 2)}
-            row |= {"deviation over seeds": round(float(np.std(accuracy, ddof=1)), 2)}
-            over_rounds = np.mean([r["accuracy_deviation"] for r in rows])
-            row |= {"deviation over rounds": round(100 * float(over_rounds), 2)}
+    for setting, variants in settings_of(file).items():
+        means = {name: values_of(part, "accuracy").mean() for name, part in variants.items()}
+        for name, part in variants.items():
+            row = {"setting": setting, "variant": name, "seeds": len(part["seeds"])}
+            row["accuracy %"] = mean(100 * means[name], 2)
+            row["deviation over seeds"] = deviation(100 * values_of(part, "accuracy"), 2)
+            row["deviation over rounds"] = mean(100 * values_of(part, "accuracy_deviation"), 2)
             for base in ("uniform", "uniform, held"):
-                change = ""
-                if base in by_name:
-                    theirs = 100 * np.mean([r["accuracy"] for r in by_name[base]["seeds"]])
-                    change = round(100 * (float(accuracy.mean()) / float(theirs) - 1), 2)
-                row |= {f"change against {base} %": change}
+                change = mean(100 * (means[name] / means[base] - 1), 2) if base in means else ""
+                row[f"change against {base} %"] = change
             for key in ("up", "down", "down_to_all", "skipped"):
-                share = np.mean([r["overhead"][key] for r in rows])
-                row |= {key.replace("_", " ") + " %": round(float(share), 2)}
+                share = [overhead[key] for overhead in values_of(part, "overhead")]
+                row[f"{key.replace('_', ' ')} %"] = mean(share, 2)
             yield row
 
 
 # What sketches of single columns find, and how large private sketches are: docs/measure.md.
 def explained(file):
     """Planted shifts that `fedcohort explain` found, and false marks, by budget."""
-    held = result(file)
     rows = {True: {}, False: {}}
-    for row in held["result"]["rows"]:
+    for row in result(file)["result"]["rows"]:
         rows[bool(row["planted"])][tuple(row["budget"] or ())] = row
     lines = []
     for budget, row in rows[True].items():
         kinds = [f"{row['found'][kind]} of {count}" for kind, count in row["planted"].items()]
-        false = [r["false_marks"] for r in (row, rows[False][budget])]
-        looked = row["looked_at"] + rows[False][budget]["looked_at"]
+        both = row, rows[False][budget]
+        false, looked = (sum(r[key] for r in both) for key in ("false_marks", "looked_at"))
         stated = ", ".join(f"{v:g}" for v in budget) or "no noise"
-        lines.append([stated, *kinds, f"{sum(false)} of {looked:,}"])
+        lines.append([stated, *kinds, f"{false} of {looked:,}"])
     return table(["epsilon, delta", *row["planted"], "false marks"], lines)
 
 
@@ -191,12 +187,10 @@ def flower_apps(*files):
 # What a plan predicted beside what was measured: docs/plan.md.
 def plan_gain(file):
     """Predicted against measured speed-ups of SketchMatch, the settings held out last."""
-    found = result(file)
     lines = []
-    for row in sorted(found["result"]["settings"], key=lambda row: row["held out"]):
-        guess = row["predicted"]
-        logs = paired_interval(row["log_ratios"])
-        measured = "{:.2f}x ({:.2f} to {:.2f})".format(*np.exp(logs))
+    for row in sorted(result(file)["result"]["settings"], key=lambda row: row["held out"]):
+        guess, form = row["predicted"], "{:.2f}x ({:.2f} to {:.2f})"
+        measured = form.format(*np.exp(paired_interval(row["log_ratios"])))
         predicted = "{fewer_rounds:.2f}x ({low:.2f} to {high:.2f})".format(**guess)
         inside = "inside" if guess["low"] <= row["measured"] <= guess["high"] else "outside"
         used = "held out" if row["held out"] else "fitted"
@@ -205,29 +199,6 @@ def plan_gain(file):
         lines.append([*cells, predicted, measured, inside])
     header = ["setting, targets", "", "uniform's discrepancy", "predicted (90 %)"]
     return table([*header, "measured (95 %)", "interval"], lines)
-
-
-def plan_worth(file):
-    """What matched cohorts are worth in the measured settings, at epsilon 1."""
-    found = result(file)
-    lines = []
-    for row in found["result"]["settings"]:
-        worth = row["worth"]
-        better = worth["uniform"] - worth["discrepancy"] > 3 * worth["error"]
-        clients = f"{worth['random_clients']:.0f}" if better else "nothing to gain"
-        until = worth["rounds_until_all"]
-        lines.append(
-            [
-                row["setting"],
-                str(row["cohort_size"]),
-                f"{worth['uniform']:.4f}",
-                f"{worth['discrepancy']:.4f} ± {worth['error']:.4f}",
-                clients,
-                f"not in {worth['rounds']}" if until is None else str(until),
-            ]
-        )
-    header = ["setting", "cohort", "uniform", "matched", "worth, random clients"]
-    return table([*header, "all used by round"], lines)
 
 
 # Accuracy of newcomers and the speed of a registry: docs/personalize.md.
@@ -260,8 +231,8 @@ def fraction(value):
 
 def splits(file):
     """Every split of the suite coldstart that was run, by the name of its column."""
-    held = result(file)
-    found = {f"{p['setting']}, {p['variant']}": p["result"]["splits"][0] for p in held["parts"]}
+    parts = result(file)["parts"]
+    found = {f"{p['setting']}, {p['variant']}": p["result"]["splits"][0] for p in parts}
     return {column: found[column] for column in COLUMNS if column in found}
 
 
@@ -300,14 +271,13 @@ def cold_start_private(file):
 def registry_scale(file):
     """Time and memory of a registry of many clients."""
     r = result(file)["result"]
-    fill, query = r["fill"], r["query"]
-    times = query["seconds"]
-    lines = [
-        ["registering", f"{fill['seconds']:.0f} s, {fill['GB on disk']:.2f} GB on disk"],
-        ["one query, median (95%)", f"{times['median']:.1f} s ({times['p95']:.1f} s)"],
-        ["peak memory", f"{query['peak memory GB']:.1f} GB"],
-    ]
-    return table([f"{r['clients']:,} clients, sketches of 10 × 64", "measured"], lines)
+    fill, query, times = r["fill"], r["query"], r["query"]["seconds"]
+    return (
+        f"With {r['clients']:,} clients and sketches of 10 × 64, registering takes "
+        f"{fill['seconds']:.0f} s and {fill['GB on disk']:.2f} GB on disk, one query "
+        f"{times['median']:.1f} s ({times['p95']:.1f} s in 95 % of the cases) and "
+        f"{query['peak memory GB']:.1f} GB of memory.\n"
+    )
 
 
 def registry_ranking(file):

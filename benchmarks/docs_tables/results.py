@@ -166,6 +166,14 @@ def spread(values, form="{:.1f}"):
     return f"{mean} ± {form.format(np.std(values, ddof=1))}" if len(values) > 1 else mean
 
 
+def mean(values, digits=1):
+    return round(float(np.mean(values)), digits)
+
+
+def deviation(values, digits=1):
+    return round(float(np.std(values, ddof=1)), digits) if len(values) > 1 else ""
+
+
 # The smallest effects that matter: points of accuracy, and a ratio of rounds.
 SMALLEST_POINTS = 0.5
 SMALLEST_RATIO = 1.05
@@ -290,16 +298,19 @@ def seeds_text(seeds):
 
 def provenance(file):
     """Where a result comes from, in a sentence."""
-    found = result(file)
-    made = found["provenance"]
-    machines = sorted({m["gpu"] or m["cpu"] for m in made})
-    commits = enumerated([f"`{name[:10]}`" for name in commits_of(found)])
-    text = f"Made at commit {commits} on {enumerated(machines)}"
-    text += " with seeds 1000 and up; commands, versions and loads"
     goes = LATER.get(file, ())
     names = [name for go in goes for name in ([go] if isinstance(go, str) else go)]
     more = f", and in the files `benchmark-NAME.json` for {enumerated(names)}" if names else ""
-    return f"{text} are in `benchmarks/results/{file}`{more}.\n"
+    return (
+        f"Made {commits_and_machines(result(file))} with seeds 1000 and up; commands, versions and "
+        f"loads are in `benchmarks/results/{file}`{more}.\n"
+    )
+
+
+def commits_and_machines(held):
+    commits = enumerated([f"`{name[:10]}`" for name in commits_of(held)])
+    machines = enumerated(sorted({made["gpu"] or made["cpu"] for made in held["provenance"]}))
+    return f"at commit {commits} on {machines}"
 
 
 def enumerated(words):

@@ -8,36 +8,28 @@ from docs_tables.results import result, table
 def sketching(cpu):
     """The time of a sketch of MNIST beside other ways, of MinHash, and of distances."""
     r = result(cpu)["result"]
-    mnist, words, integers = r["mnist"], r["minhash"]["words"], r["minhash"]["integers"]
-    blocked = mnist["times faster than blocked"]["wall"]
-    released = mnist["times faster than released"]["wall"]
-    memory, pairs = mnist["memory above data MB"], r["distance matrix"]
-    first, last = r["growth with dim"][0], r["growth with dim"][-1]
-    more = last["dim"] / first["dim"]
+    mnist, pairs, growth = r["mnist"], r["distance matrix"], r["growth with dim"]
+    blocked, released = (mnist[f"times faster than {w}"]["wall"] for w in ("blocked", "released"))
+    words, integers = (r["minhash"][w]["times faster"]["wall"] for w in ("words", "integers"))
+    first, last = growth[0], growth[-1]
     longer = last["fedcohort cpu us a sample"] / first["fedcohort cpu us a sample"]
-    threads = "one thread" if r["threads"] == "1" else "all cores"
     return (
         f"A sketch of {mnist['samples']:,} MNIST images with 1,000 rows of 6 bits takes "
-        f"{mnist['fedcohort']['wall s']:.2f} s, on {threads}. "
-        f"That is {blocked:.1f} times faster than a blocked matrix product with counting, and "
-        f"{released:.1f} times faster than the paper's released code. It takes "
-        f"{memory['hashing']:.0f} MB of memory beside the data "
-        f"({memory['hashing and compiler']:.0f} MB the first time, when it compiles). MinHash is "
-        f"{words['times faster']['wall']:.1f} times faster than datasketch on words and "
-        f"{integers['times faster']['wall']:.1f} times on integers.\n\n"
-        f"The distances between all pairs of {pairs['sketches']:,} such sketches take "
-        f"{pairs['sketches, frobenius']['wall s']:.1f} s, debiased "
-        f"{pairs['sketches, mmd']['wall s']:.1f} s.\n\n"
-        "The cost per sample grows like rows · bits · log(dim): from "
-        f"{first['dim']:,} to {last['dim']:,} dimensions, {more:.0f} times as many, it grows "
-        f"{longer:.0f}-fold.\n"
+        f"{mnist['fedcohort']['wall s']:.2f} s, on "
+        f"{'one thread' if r['threads'] == '1' else 'all cores'}: {blocked:.1f} times faster than "
+        f"a blocked matrix product with counting, and {released:.1f} times faster than the paper's "
+        f"released code. It takes {mnist['memory above data MB']['hashing']:.0f} MB of memory "
+        f"beside the data. MinHash is {words:.1f} times faster than datasketch on words and "
+        f"{integers:.1f} times on integers. The distances between all pairs of "
+        f"{pairs['sketches']:,} such sketches take {pairs['sketches, mmd']['wall s']:.1f} s. The "
+        f"cost per sample grows like rows · bits · log(dim): {longer:.0f}-fold from "
+        f"{first['dim']:,} to {last['dim']:,} dimensions.\n"
     )
 
 
 def selection_times(file):
     """Time and memory to select among a thousand and among a million clients."""
-    held = result(file)
-    rows = {(r["policy"], r["clients"]): r for r in held["result"]["rounds"]}
+    rows = {(r["policy"], r["clients"]): r for r in result(file)["result"]["rounds"]}
     lines = []
     for policy in dict.fromkeys(policy for policy, _ in rows):
         small, large = rows[policy, 1_000], rows[policy, 1_000_000]
@@ -59,37 +51,24 @@ WORKLOADS = {
 
 
 def gpu_rounds(file):
-    """Milliseconds per seed-round of every workload on a GPU, beside the plain loop."""
-    found = result(file)
+    """Milliseconds per seed-round of every workload on a GPU, beside the plain loop and pfl."""
     lines = []
     for name, words in WORKLOADS.items():
-        held = found["result"][name]
-        rows = {(row["seeds"], row["precision"]): row for row in held["fedcohort"]}
-        one = rows[1, "float32"]["mean_s"]
-        many = [f"{1e3 * row['mean_s']:.2g} ({n} seeds)" for (n, p), row in rows.items()
-                if n > 1 and p == "float32"]  # fmt: skip
-        rough = [f"{1e3 * row['mean_s']:.1f}" + (f" ({n} seeds)" if n > 1 else "")
-                 for (n, p), row in rows.items() if p == "tf32"]  # fmt: skip
-        plain = [row["median_s"] for row in held["loop"] if row["precision"] == "float32"]
-        loop = [f"{1e3 * plain[0]:,.0f}", f"{plain[0] / one:.1f}x"] if plain else ["-", "-"]
-        cells = [loop[0], f"{1e3 * one:,.1f}", loop[1], *(many or ["-"])]
-        lines.append([words, *cells, " / ".join(rough) or "-"])
-    header = ["workload", "plain loop, ms", "one seed, ms", "ratio", "more seeds, ms per seed"]
-    return table([*header, "TF32"], lines)
-
-
-def gpu_pfl(file):
-    """The ratio to pfl on the workload that its authors published."""
-    found = result(file)
-    held = found["result"]["pfl-cifar10"]
-    (own,) = (row["mean_s"] for row in held["fedcohort"]
-              if (row["seeds"], row["precision"]) == (1, "float32"))  # fmt: skip
-    theirs, gpu = held["pfl"]["mean_s"], (m := found["provenance"]).get("machine", m)["gpu"]
-    return (
-        f"The CIFAR-10 workload by which pfl-research compares frameworks takes "
-        f"{1e3 * own:.1f} ms per round in float32 on one {gpu}, pfl 0.6 beside it "
-        f"{1e3 * theirs:.0f} ms: {theirs / own:.0f} times as long.\n"
-    )
+        held = result(file)["result"][name]
+        by_precision = {"float32": [], "tf32": []}
+        for row in held["fedcohort"]:
+            by_precision[row["precision"]].append((row["seeds"], 1e3 * row["mean_s"]))
+        (_, one), *many = by_precision["float32"]
+        more, rough = (
+            " / ".join(f"{ms:.1f}" + (f" ({n} seeds)" if n > 1 else "") for n, ms in rows) or "-"
+            for rows in (many, by_precision["tf32"])
+        )
+        plain = [1e3 * row["median_s"] for row in held["loop"] if row["precision"] == "float32"]
+        others = [*plain, *(1e3 * held[k]["mean_s"] for k in ("pfl",) if k in held)]
+        cells = [f"{ms:,.0f} ({ms / one:.0f}x)" for ms in others]
+        lines.append([words, f"{one:,.1f}", *cells, *["-"] * (2 - len(cells)), more, rough])
+    header = ["workload", "one seed, ms", "plain loop, ms", "pfl 0.6, ms"]
+    return table([*header, "more seeds, ms per seed", "TF32"], lines)
 
 
 ON_CPU = {
@@ -101,10 +80,9 @@ ON_CPU = {
 
 def simulation(file):
     """Seconds per round of every engine on a CPU, and peak memory."""
-    held = result(file)
     lines = []
     for name, words in ON_CPU.items():
-        engines = held["result"][name]["engines"]
+        engines = result(file)["result"][name]["engines"]
         own = engines["fedcohort"]["median_s"]
         others = [engines[e]["median_s"] for e in ("loop", "pfl", "flower")]
         cells = [f"{seconds(s)} ({s / own:.1f}x)" for s in others]
