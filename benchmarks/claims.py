@@ -21,7 +21,6 @@ the first model.
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -48,54 +47,47 @@ BITS = 6
 def separation(seed, device, size=2000, alpha=0.5, rows=1000):
     data, rng = load("mnist"), stream(seed, "separation")
     by_class = [np.flatnonzero(data.y == c) for c in range(data.classes)]
-    center = Transform(center=round(float(data.x.mean()), 2))
-    dim = int(np.prod(data.sample_shape))
-    sketches = []
+    center, sketches = Transform(center=round(float(data.x.mean()), 2)), []
     for group in range(10):
         mix = rng.dirichlet(np.full(data.classes, alpha)) if group < 5 else np.full(10, 0.1)
         counts = rng.multinomial(size, mix)
         chosen = [rng.choice(own, n) for own, n in zip(by_class, counts, strict=True)]
-        sketch = RaceSketch.srp(dim, rows=rows, bits=BITS, seed=seed, transform=center)
-        sketch.add(data.x[np.concatenate(chosen)].reshape(-1, dim))
+        sketch = RaceSketch.srp(784, rows=rows, bits=BITS, seed=seed, transform=center)
+        sketch.add(data.x[np.concatenate(chosen)].reshape(-1, 784))
         sketches.append(sketch)
     d = distance_matrix(sketches, debias=False)
     upper, between = np.triu_indices(5, 1), d[:5, 5:]
     a, b = d[:5, :5][upper], d[5:, 5:][upper]
-    distances = {"within A": a.mean(), "within A, smallest": a.min(), "A to B": between.mean()}
-    distances |= {"within B": b.mean(), "within B, largest": b.max()}
     spread = (between.std(axis=1) / between.mean(axis=1)).max()
-    distances |= {"A to B, relative spread over B": spread}
-    return {name: float(value) for name, value in distances.items()}
+    found = {"within A": a.mean(), "within A, smallest": a.min(), "A to B": between.mean()}
+    found |= {"within B": b.mean(), "within B, largest": b.max()}
+    found |= {"A to B, relative spread over B": spread}
+    return {name: float(value) for name, value in found.items()}
 
 
 def total_variation(seed, device):
-    pairs = simulate_gaussians(40, stream(seed, "gaussians"))
-    exact, estimates, distances = np.transpose(pairs)
-    error = float(np.abs(estimates - exact).mean())
-    return {"rank correlation": float(spearmanr(exact, distances)[0]), "plug-in error": error}
+    """Of pairs of Gaussians, as in appendix C.1.
 
-
-def simulate_gaussians(pairs, rng, dim=16, samples=1000, spread=2.0, rows=200, bits=10):
-    """Exact total variation, plug-in estimate and distance of pairs of Gaussians (appendix C.1).
-
-    The difference of the means has a random direction and a length that is uniform from 0 to
-    `spread`. A constant column lets hyperplanes miss the origin. With unit covariance, the exact
-    one is 2 Phi(length / 2) - 1; the paper prints the formula without the half.
+    The difference of the means has a random direction and a length that is uniform from 0 to 2. A
+    constant column lets hyperplanes miss the origin. With unit covariance, the exact one is
+    2 Phi(length / 2) - 1; the paper prints the formula without the half.
     """
-    out = []
-    for seed in range(pairs):
-        shift = rng.standard_normal(dim)
-        shift *= rng.uniform(0, spread) / np.linalg.norm(shift)
-        draws = rng.standard_normal((2, 2, samples, dim + 1))  # sketched and fresh, of a and b
-        draws[:, 1, :, :dim] += shift
-        draws[..., dim] = 2.0
-        a = RaceSketch.srp(dim + 1, rows=rows, bits=bits, seed=seed)
+    rng, pairs = stream(seed, "gaussians"), []
+    for i in range(40):
+        shift = rng.standard_normal(16)
+        shift *= rng.uniform(0, 2) / np.linalg.norm(shift)
+        draws = rng.standard_normal((2, 2, 1000, 17))  # sketched and fresh, of a and b
+        draws[:, 1, :, :16] += shift
+        draws[..., 16] = 2.0
+        a = RaceSketch.srp(17, rows=200, bits=10, seed=i)
         b = a.empty_like()
         a.add(draws[0, 0])
         b.add(draws[0, 1])
         exact = math.erf(float(np.linalg.norm(shift)) / 2 / math.sqrt(2))
-        out.append((exact, plug_in(a, b, draws[1].reshape(-1, dim + 1)), distance(a, b)))
-    return out
+        pairs.append((exact, plug_in(a, b, draws[1].reshape(-1, 17)), distance(a, b)))
+    exact, estimates, distances = np.transpose(pairs)
+    error = float(np.abs(estimates - exact).mean())
+    return {"rank correlation": float(spearmanr(exact, distances)[0]), "plug-in error": error}
 
 
 def plug_in(a, b, points):
@@ -133,10 +125,10 @@ def median(seed, device, n=8000, sizes=(89, 500, 2000)):
 
 def private_error(seed, device):
     """Root mean squares: private against exact counts, counts against the kernel."""
-    sizes = (500, 2000, 8000, 32_000)
+    sizes = *_, most = (500, 2000, 8000, 32_000)
     grid = [(n, 20, 1.0) for n in sizes]
-    grid += [(sizes[-1], 20, epsilon) for epsilon in (0.25, 0.5, 2.0, 4.0)]
-    grid += [(sizes[-1], rows, 1.0) for rows in (5, 10, 40, 80, 160)]
+    grid += [(most, 20, epsilon) for epsilon in (0.25, 0.5, 2.0, 4.0)]
+    grid += [(most, rows, 1.0) for rows in (5, 10, 40, 80, 160)]
     grid += [(n, int(np.sqrt(n)), 1.0) for n in sizes]
     x = shuffled_mnist(seed, "private-error")
     asked, held = x[:200], x[200:]
@@ -250,10 +242,9 @@ def embedding(seed, device):
     labels = np.array([label[c] for c in state.clients])
     x = state.embedding / np.linalg.norm(state.embedding, axis=0)
     alike = x.T @ x
-    means = by_label(alike, labels)
-    np.fill_diagonal(alike, -2)
-    nearest = float((labels[alike.argmax(axis=1)] == labels).mean())
-    return means | {"nearest has the same label": nearest}
+    nearest = labels[(alike - 4 * np.eye(len(alike))).argmax(axis=1)]
+    same = float((nearest == labels).mean())
+    return by_label(alike, labels) | {"nearest has the same label": same}
 
 
 def trained(clients, model, policy, local, seed, device, rounds, after=lambda one: None):
@@ -279,8 +270,9 @@ def reward(seed, device):
     data = load("cifar10").standardized()
     clients = federate(data, "dirichlet-environment", clients=200, seed=seed, **options)
     local = LocalTraining(epochs=5, batch_size=400, lr=0.1, epoch_decay=0.9993)
-    rewards = {"fedacs": [], "random": []}
-    for kept, policy in zip(rewards.values(), (FedACS(), WatchedUniform()), strict=True):
+    rewards = {}
+    for name, policy in (("fedacs", FedACS()), ("random", WatchedUniform())):
+        kept = rewards[name] = []
 
         def keep(one, kept=kept):
             distances = one.session.signals.values("update_distance", one.finished)
@@ -299,23 +291,19 @@ def initialization(seed, device, samples=200):
         trainer = Trainer(model, device=device)
         jobs = [Job(0, rows[:samples]) for rows in parts.values()]
         profiles.append(trainer.features(trainer.flat(), jobs, trainer.data(data.x, data.y)))
-    kernels = [similarity_kernel(pdist(rows)) for rows in profiles]
     upper = np.triu_indices(len(parts), 1)
-    vectors = {"kernels": [k[upper] for k in kernels], "profiles": [p.ravel() for p in profiles]}
-    return {
-        name: min(float(np.corrcoef(a, b)[0, 1]) for a, b in itertools.combinations(both, 2))
-        for name, both in vectors.items()
-    }
+    kernels = [similarity_kernel(pdist(rows))[upper] for rows in profiles]
+    vectors = {"kernels": kernels, "profiles": [rows.ravel() for rows in profiles]}
+    return {name: float(np.corrcoef(all_of).min()) for name, all_of in vectors.items()}
 
 
 CLAIMS = (separation, total_variation, median, private_error)
 CLAIMS += (covariance, embedding, reward, initialization)
-BY_NAME = {claim.__name__.replace("_", "-"): claim for claim in CLAIMS}
 
 
 def main():
     args = arguments(__doc__, "claim", seeds=[0], device="auto", out=...)
-    measure = BY_NAME[args.claim]
+    measure = {claim.__name__.replace("_", "-"): claim for claim in CLAIMS}[args.claim]
     write(args.out, [{"seed": seed, **measure(seed, args.device)} for seed in args.seeds])
 
 

@@ -1,18 +1,14 @@
 """What liars get: places under every policy, by the best attack of a search.
 
-    python benchmarks/forgery.py --out benchmarks/results/forgery.json
     python benchmarks/forgery.py --policies hics-fl oort --jobs 2 --out some.json
 
 No model is trained: honest clients report readings of a made-up federation (sketches of 20 kinds of
 clients, sizes, losses that fall over time and with participation), liars report what an attack
-says. The search is systematic: an attack is one lie (or the truth) for each signal that the policy
-reads, all products of them are tried with one seed for 60 rounds, and the best 4 are played for all
-rounds with all seeds; the worst of these is published. Lies are constants, multiples, silence,
-false amounts of noise or records, outliers, and readings like the average or like the rarest
-client. Readings outside a signal's declared range are dropped by the session, so lies stay inside
-it. The fair share of one liar is cohort / clients = .05 of a cohort each round; a share of 1 means
-a place in every cohort. `bounded` is `Bounded(policy)`; `renamed` are liars who come back under a
-new name each round.
+says: one lie, or the truth, for each signal that the policy reads. All products are tried with one
+seed for 60 rounds, and the best 4 are played for all rounds with all seeds; the worst of these is
+published. The session drops readings outside a signal's declared range, so lies stay inside it. The
+fair share of one liar is .05 of a cohort each round; 1 is a place in every cohort. `bounded` is
+`Bounded(policy)`; `renamed` are liars who come back under a new name each round.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ import json
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from multiprocessing import get_context
 
@@ -47,7 +43,6 @@ class Federation:
         self.options, self.seed = options, seed
         self.ids = [f"c{i:03d}" for i in range(CLIENTS)]
         self.trained = Counter()
-        self.empty = None
 
     def kind(self, client):
         return int(client[1:]) % KINDS
@@ -56,15 +51,15 @@ class Federation:
         rng = stream(self.seed, "reading", signal, client)
         if signal == "num_examples":
             return np.int64(rng.integers(50, 500))
+        now = stream(self.seed, signal, client, number)
         if signal in ("loss", "loss_rms"):
-            start = 1.5 + rng.random()
-            fresh = 0.8 ** min(self.trained[client], 10)
-            noise = 1 + 0.05 * stream(self.seed, signal, client, number).normal()
-            return np.float64(max((0.2 + start * np.exp(-number / 100) * fresh) * noise, 1e-3))
+            left = np.exp(-number / 100) * 0.8 ** min(self.trained[client], 10)
+            loss = (0.2 + (1.5 + rng.random()) * left) * (1 + 0.05 * now.normal())
+            return np.float64(max(loss, 1e-3))
         if signal == "duration":
             return np.float64(10 * np.exp(0.5 * rng.normal()))
         if signal == "update_distance":
-            return np.float64(1 + 0.2 * stream(self.seed, signal, client, number).normal() ** 2)
+            return np.float64(1 + 0.2 * now.normal() ** 2)
         if signal == "label_histogram":
             counts = np.zeros(LABELS, np.int64)
             own = [self.kind(client) % LABELS, (self.kind(client) + 3) % LABELS]
@@ -76,14 +71,15 @@ class Federation:
         center = stream(self.seed, "kind", self.kind(client)).normal(size=k)
         return (center + 0.3 * rng.normal(size=k)).astype(np.float32)
 
-    def sketch(self, client, n, spread=0.5):
+    def sketch(self, client, n):
         options = self.options["race_sketch"]
-        rows, bits = int(options.get("rows", 10)), int(options.get("bits", 6))
-        empty = RaceSketch.srp(dim=8, rows=rows, bits=bits, seed=0)
-        rng = stream(self.seed, "data", client)
+        sketch = RaceSketch.srp(
+            8, rows=options.get("rows", 10), bits=options.get("bits", 6), seed=0
+        )
         center = stream(self.seed, "kind", self.kind(client)).normal(size=8)
-        empty.add(center + spread * rng.normal(size=(int(n), 8)))
-        return empty
+        noise = stream(self.seed, "data", client).normal(size=(int(n), 8))
+        sketch.add(center + 0.5 * noise)
+        return sketch
 
 
 def constant(number):
@@ -114,9 +110,9 @@ def rarest(value, others, rng):
 def far_sketch(value, others, rng):
     """All records in one random bucket per row: as far from everybody as a sketch can be."""
     out = value.copy()
-    counts = np.zeros_like(out["counts"])
-    counts[np.arange(counts.shape[0]), rng.integers(0, counts.shape[1], counts.shape[0])] = 400
-    out["counts"], out["n"] = counts, 400.0
+    rows, buckets = out["counts"].shape
+    out["n"], out["counts"] = 400.0, 0
+    out["counts"][np.arange(rows), rng.integers(0, buckets, rows)] = 400
     return out
 
 
@@ -175,15 +171,12 @@ def needed(policy):
 
 def attacks(policy):
     """Every product of one lie or the truth per signal, by name; the truth alone is not among."""
-    choices = [
-        [("", None), *((f"{signal}: {name}", (signal, lie)) for name, lie in LIES[signal].items())]
-        for signal in needed(policy)
-        if signal in LIES
-    ]
-    for parts in product(*choices):
-        lies = dict(pair for _, pair in parts if pair)
-        if lies:
-            yield ", ".join(name for name, _ in parts if name), lies
+    signals = [signal for signal in needed(policy) if signal in LIES]
+    for names in product(*([None, *LIES[signal]] for signal in signals)):
+        told = {signal: name for signal, name in zip(signals, names, strict=True) if name}
+        if told:
+            words = ", ".join(f"{signal}: {name}" for signal, name in told.items())
+            yield words, {signal: LIES[signal][name] for signal, name in told.items()}
 
 
 def share(make, liars, lies, *, rounds, seed, renamed=False):
@@ -192,21 +185,18 @@ def share(make, liars, lies, *, rounds, seed, renamed=False):
     federation = Federation(policy.signal_options, seed)
     session = Session(policy, cohort_size=COHORT, seed=seed)
     lying = set(federation.ids[7 : 7 + liars])
-    others = federation.ids[30:60]
-    honest = {}
+
+    @cache
+    def honest(name, number):
+        return [federation.reading(name, c, number) for c in federation.ids[30:60]]
 
     def answer(name, client):
-        origin = client.split("'")[0]
-        value = federation.reading(name, origin, session.round_number)
-        if origin in lying and name in lies:
-            if (name, session.round_number) not in honest:
-                honest[name, session.round_number] = [
-                    federation.reading(name, c, session.round_number) for c in others
-                ]
-            known = honest[name, session.round_number]
-            when = () if value.ndim or value.dtype.names else (session.round_number,)
-            return lies[name](value, known, stream(seed, "lie", origin, *when))
-        return value
+        origin, number = client.split("'")[0], session.round_number
+        value = federation.reading(name, origin, number)
+        if origin not in lying or name not in lies:
+            return value
+        when = () if value.ndim or value.dtype.names else (number,)
+        return lies[name](value, honest(name, number), stream(seed, "lie", origin, *when))
 
     got = 0
     for number in range(rounds):
@@ -238,10 +228,10 @@ def measure(name, rounds, seeds):
         best = sorted(tried, key=lambda attack: mean(attack, 60, seeds[:1]))[-4:]
         shares = {attack: mean(attack, rounds, seeds) for attack in (*best, "honest")}
         worst = max(shares, key=shares.get)
-        about = {"policy": name, "bounded": bounded, "renamed": renamed, "liars": liars}
-        about |= {"tried": len(tried), "best attack": worst, "share": shares[worst]}
-        fair = liars * COHORT / CLIENTS / min(liars, COHORT)
-        rows.append(about | {"fair share": fair, "attacks": shares})
+        row = {"policy": name, "bounded": bounded, "renamed": renamed, "liars": liars}
+        row |= {"tried": len(tried), "best attack": worst, "share": shares[worst]}
+        row["fair share"] = liars * COHORT / CLIENTS / min(liars, COHORT)
+        rows.append(row | {"attacks": shares})
     return rows
 
 
