@@ -3,16 +3,14 @@
     python benchmarks/cold_start.py --dataset mnist --split twins --out runs/cold-start.json
 
 Warm clients train a global model by FedAvg, then each fine-tunes it. Cold clients have no labels:
-they get the global model, a random or the best personal model, or what their sketch retrieves.
-Settings are the paper's (section 5.4). The optimizer is Adam, as in the released code: at the
-paper's learning rate of 1e-4, SGD would hardly move.
+they get the global model, a random or the best personal model, or what their sketch retrieves from
+a registry. Settings are the paper's (section 5.4), the optimizer is the released code's. Limits are
+calibrated on warm clients alone: "auto" by their distances, "gains" also by their accuracy on their
+training data.
 
-Every retrieval goes through a registry (`fedcohort.personalize`). Limits are calibrated on warm
-clients alone: "auto" by their distances, "gains" also by their accuracy on their training data.
-
-Where there are many warm clients, `--finetune 20` fine-tunes only those that the exact sketches
-retrieve, and 20 others, over which the averages of random, best and own personal models go. The
-limit by gains, which needs the model of every warm client, is then left out.
+`--finetune 20` fine-tunes only the warm clients that the exact sketches retrieve, and 20 others,
+over which the averages of random, best and own personal models go; without the limit by gains,
+which needs the model of every warm client.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from provenance import write
+from scipy.sparse import csr_matrix
 from script import arguments
 
 from fedcohort.datasets import Federation, federate, load
@@ -60,7 +59,7 @@ def split(dataset, name, clients, cold, seed):
         parts = {c: rows for c, rows in federation.parts.items() if c in tests}
         cold = some(parts, cold or len(parts) // 2, rng)
     else:
-        cold = cold or clients // 2
+        cold = clients // 2
         count = clients - cold if name == "twins" else clients
         parts = federate(dataset, "skewness", clients=count, seed=seed, xi="H").parts
         classes = {c: tuple(np.unique(dataset.y[rows]).tolist()) for c, rows in parts.items()}
@@ -87,29 +86,27 @@ def some(parts, count, rng):
 
 def without_twins(classes, cold, rng):
     """Cold clients, of whom no warm client has both classes."""
-    by_pair, chosen = {}, set()
-    for client, pair in classes.items():
-        by_pair.setdefault(pair, []).append(client)
-    groups = list(by_pair.values())
-    for i in rng.permutation(len(groups)):
-        if len(chosen) + len(groups[i]) <= cold:
-            chosen.update(groups[i])
+    pairs, chosen = list(dict.fromkeys(classes.values())), set()
+    for i in rng.permutation(len(pairs)):
+        group = {client for client, pair in classes.items() if pair == pairs[i]}
+        if len(chosen) + len(group) <= cold:
+            chosen |= group
     return chosen
 
 
 def sketcher(dataset, rows, bits, seed, epsilon=None):
-    """Return a function from a client's rows of the training set to its sketch, without labels."""
-    if dataset.name == "shakespeare":
-        empty, prepare = RaceSketch.minhash(rows=rows, buckets=2**bits, seed=seed), trigrams
+    """A function from a client's rows of the training set to its sketch, without labels."""
+    is_text = dataset.name == "shakespeare"
+    if is_text:
+        empty = RaceSketch.minhash(rows=rows, buckets=2**bits, seed=seed)
     else:
         center = Transform(center=round(float(dataset.x.mean()), 2))
         dim = int(np.prod(dataset.sample_shape))
         empty = RaceSketch.srp(dim, rows=rows, bits=bits, seed=seed, transform=center)
-        prepare = np.asarray
 
     def sketch(positions, *whose):
-        one = empty.empty_like()
-        one.add(prepare(dataset.x[positions]))
+        one, x = empty.empty_like(), dataset.x[positions]
+        one.add(trigrams(x) if is_text else x)
         noise = stream(seed, "privacy", *whose)
         return one if epsilon is None else one.privatize(epsilon, rng=noise)
 
@@ -118,8 +115,6 @@ def sketcher(dataset, rows, bits, seed, epsilon=None):
 
 def trigrams(windows):
     """Token sets as a sparse matrix: the runs of three characters in each window."""
-    from scipy.sparse import csr_matrix
-
     codes = windows[:, :-2] * 6400 + windows[:, 1:-1] * 80 + windows[:, 2:]
     ends = np.arange(0, codes.size + 1, codes.shape[1])
     marks = csr_matrix((np.ones(codes.size, np.int8), codes.ravel(), ends), (len(codes), 80**3))
@@ -172,8 +167,8 @@ class Judge:
         return np.array([self.every(model[None], [part], data)[0, 0] for model, part in pairs])
 
     def baselines(self):
-        tests = zip(self.warm, self.warm_test, strict=True)
-        tests = [rows for c, rows in tests if c in self.order]
+        pairs = zip(self.warm, self.warm_test, strict=True)
+        tests = [rows for c, rows in pairs if c in self.order]
         every = self.every(self.personal, self.cold_test, self.test)
         return {
             "warm global": self.of_global(tests, self.test),
@@ -216,7 +211,7 @@ class Judge:
 
 
 def gains_limit(squares, gains):
-    """Return the limit under which the warm clients' gains sum to most."""
+    """The limit under which the warm clients' gains sum to most."""
     order = np.argsort(squares, kind="stable")
     far = np.append(np.asarray(squares)[order], np.inf)
     kept = int(np.argmax(np.concatenate([[0.0], np.cumsum(gains[order])])))
@@ -229,16 +224,15 @@ def run(dataset, setting, name, args):
     model, clients, cold, cohort, rounds, local, exact_rows = setting
     started, seeds = time.perf_counter(), args.seeds
     splits = {s: split(dataset, name, clients, cold, s) for s in seeds}
+    options = {"aggregation": "size-weighted", "device": args.device, "evaluate_every": 0}
     simulation = Simulation(
         lambda seed: Federation(dataset, splits[seed][0]),
         lambda seed: build(model, dataset.sample_shape, dataset.classes, seed=seed),
         "uniform",
         cohort_size=min(cohort, *(len(warm) for warm, *_ in splits.values())),
         local=local,
-        aggregation="size-weighted",
         seeds=seeds,
-        device=args.device,
-        evaluate_every=0,
+        **options,
     )
     for _ in range(rounds):
         simulation.step()

@@ -2,16 +2,14 @@
 
 python benchmarks/selection_cases.py --seeds 1000 10 --out benchmarks/results/selection-cases.json
 
-The seeds are the first and how many; those below 1000 are for development. Results are written
-after every variant. The data are Fashion-MNIST (FEMNIST in one case); the model is an MLP
-784-64-30-10. Sketches of 2 x 8 are what `fedcohort.privacy.release.sketch_size` gives for 157
-records at epsilon 1.
+The seeds are the first and how many; those below 1000 are for development. The data are
+Fashion-MNIST (FEMNIST in one case); the model is an MLP 784-64-30-10. Sketches of 2 x 8 are what
+`fedcohort.privacy.release.sketch_size` gives for 157 records at epsilon 1.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -79,17 +77,15 @@ def joining() -> Trace:
 def long_tail() -> Dataset:
     """Label c keeps 50^(-c / 9) of its images. The test set begins with 10 images per label."""
     data = fashion()
-    kept = [
-        np.flatnonzero(data.y == c)[: round(6000 * 50 ** (-c / 9))] for c in range(data.classes)
-    ]
-    at = np.sort(np.concatenate(kept))
-    public = np.concatenate(
-        [np.flatnonzero(data.y_test == c)[: PUBLIC // data.classes] for c in range(data.classes)]
-    )
+
+    def first(labels: np.ndarray, counts: list[int]) -> np.ndarray:
+        return np.concatenate([np.flatnonzero(labels == c)[:n] for c, n in enumerate(counts)])
+
+    at = np.sort(first(data.y, [round(6000 * 50 ** (-c / 9)) for c in range(10)]))
+    public = first(data.y_test, [PUBLIC // 10] * 10)
     order = np.concatenate([public, np.setdiff1d(np.arange(len(data.y_test)), public)])
-    return replace(
-        data, x=data.x[at], y=data.y[at], x_test=data.x_test[order], y_test=data.y_test[order]
-    )
+    train, test = (data.x[at], data.y[at]), (data.x_test[order], data.y_test[order])
+    return replace(data, x=train[0], y=train[1], x_test=test[0], y_test=test[1])
 
 
 def long_tailed(seed: int) -> Federation:
@@ -116,29 +112,22 @@ def unequal_sizes(seed: int) -> Federation:
     """Two shards per client, of which a log-normal number is kept: 10 to 600, median about 60."""
     whole, rng = two_shards(seed), stream(seed, "sizes")
     sizes = np.clip(np.exp(rng.normal(np.log(60), 1.2, len(whole.parts))), 10, 600).astype(int)
-    parts = {
-        c: np.sort(rng.permutation(part)[:n])
-        for (c, part), n in zip(whole.parts.items(), sizes, strict=True)
-    }
+    pairs = zip(whole.parts.items(), sizes, strict=True)
+    parts = {c: np.sort(rng.permutation(part)[:n]) for (c, part), n in pairs}
     return Federation(whole.dataset, parts)
 
 
 def exchange_data(simulation: Simulation, number: int) -> None:
     """In one round, every client's data move to another client."""
-    if number != MOVE:
-        return
-    for seed in simulation.seeds:
+    for seed in simulation.seeds if number == MOVE else ():
         parts = seed.federation.parts
         names = list(parts)
         order = stream(seed.seed, "drift").permutation(len(names))
         parts.update({names[i]: parts[names[j]] for i, j in enumerate(order)})
 
 
-MATCH = {
-    "uniform": "uniform",
-    "sketch-match": "sketch-match",
-    "sketch-match, epsilon 1": "sketch-match:epsilon=1",
-}
+BOTH = {name: name for name in ("uniform", "sketch-match")}
+MATCH = {**BOTH, "sketch-match, epsilon 1": "sketch-match:epsilon=1"}
 TWO_SHARDS = "two shards per client"
 
 CASES = {
@@ -161,8 +150,7 @@ CASES = {
         long_tailed,
         {
             **MATCH,
-            "oort": "oort",
-            "fed-cbs": "fed-cbs",
+            **{name: name for name in ("oort", "fed-cbs")},
             "sketch-match, public target": balanced,
             "sketch-match, public target, epsilon 1": lambda: balanced(epsilon=1.0),
             "sketch-match, public target, epsilon 1, 2 x 8": lambda: balanced(2, 3, epsilon=1.0),
@@ -209,8 +197,7 @@ CASES = {
     "turns": Case(
         f"{TWO_SHARDS}: what it costs that everybody takes part",
         two_shards,
-        {name: name for name in ("uniform", "sketch-match")}
-        | {f"sketch-match, turns={n}": f"sketch-match:turns={n}" for n in (1, 2)},
+        BOTH | {f"sketch-match, turns={n}": f"sketch-match:turns={n}" for n in (1, 2)},
         (0, 100),
     ),
 }
@@ -261,15 +248,14 @@ def main() -> None:
     for name in args.cases:
         case = CASES[name]
         for variant in case.variants:
-            started = time.perf_counter()
             found = run(case, variant, seeds, args.device)
             about = {"case": name, "variant": variant, "about": case.about, "seeds": found}
-            about |= {"rounds": case.window[1], "window": list(case.window)}
-            about |= {"cohort_size": case.cohort_size, "seconds": time.perf_counter() - started}
-            rows.append(about)
+            about |= {"rounds": case.window[1], "window": case.window}
+            rows.append(about | {"cohort_size": case.cohort_size})
             write(args.out, rows)
-            mean = np.mean([row["accuracy"] for row in found])
-            print(f"{name}: {variant}: {mean:.4f}, {about['seconds']:.0f} s", flush=True)
+            print(
+                f"{name}: {variant}: {np.mean([row['accuracy'] for row in found]):.4f}", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,10 +45,6 @@ def times_faster(ours, theirs):
     return {"wall": theirs["wall s"] / ours["wall s"], "cpu": theirs["cpu s"] / ours["cpu s"]}
 
 
-def mnist():
-    return np.rint(load("mnist").x.reshape(-1, 784) * 255).astype(np.uint8)
-
-
 def fedcohort_way(x):
     sketch = RaceSketch.srp(dim=x.shape[1], rows=ROWS, bits=BITS)
     sketch.add(x)
@@ -58,9 +55,8 @@ def released_way(x):
     """What the paper's released code does, without its class: everything in one product."""
     import torch
 
-    planes = torch.from_numpy(
-        np.random.default_rng(0).standard_normal((ROWS * BITS, x.shape[1]), np.float32)
-    )
+    rng = np.random.default_rng(0)
+    planes = torch.from_numpy(rng.standard_normal((ROWS * BITS, x.shape[1]), np.float32))
     weights = (2 ** torch.arange(BITS)).float()
 
     def go():
@@ -94,18 +90,12 @@ def mnist_job(x, repeats):
         np.save(f"{folder}/x.npy", x)
         above_data = alone(memory, f"{folder}/x.npy")
     fedcohort_way(x[:100])
-    ours, blocked, released = seconds(
-        lambda: fedcohort_way(x), blocked_way(x), released_way(x), repeats=repeats
-    )
-    return {
-        "samples": len(x),
-        "fedcohort": ours,
-        "blocked product": blocked,
-        "released way": released,
-        "times faster than blocked": times_faster(ours, blocked),
-        "times faster than released": times_faster(ours, released),
-        "memory above data MB": above_data,
-    }
+    ways = {"blocked": blocked_way(x), "released": released_way(x)}
+    ours, *theirs = seconds(lambda: fedcohort_way(x), *ways.values(), repeats=repeats)
+    out = {"samples": len(x), "fedcohort": ours, "memory above data MB": above_data}
+    for name, taken in zip(ways, theirs, strict=True):
+        out |= {name: taken, f"times faster than {name}": times_faster(ours, taken)}
+    return out
 
 
 def memory(path):
@@ -124,7 +114,7 @@ def growth(repeats):
         n = max(64, 2_000_000 // dim // 16 * 16)
         x = np.random.default_rng(0).standard_normal((n, dim)).astype(np.float32)
         fedcohort_way(x[:16])
-        (ours,) = seconds(lambda x=x: fedcohort_way(x), repeats=repeats)
+        (ours,) = seconds(partial(fedcohort_way, x), repeats=repeats)
         out.append({"dim": dim, "fedcohort cpu us a sample": ours["cpu s"] / n * 1e6})
     return out
 
@@ -158,14 +148,13 @@ def minhash(python, repeats):
     vocabulary = {w: i for i, w in enumerate(sorted({w for s in texts for w in s}))}
     numbers = [np.array([vocabulary[w] for w in s], np.int64) for s in texts]
     out = {"sets": len(texts), "tokens": sum(map(len, texts)), "permutations": PERMUTATIONS}
+
+    def ours(sets):
+        RaceSketch.minhash(rows=PERMUTATIONS, buckets=64).add(sets)
+
     for name, sets in (("words", texts), ("integers", numbers)):
-
-        def ours(sets=sets):
-            sketch = RaceSketch.minhash(rows=PERMUTATIONS, buckets=64)
-            sketch.add(sets)
-
         ours(sets[:10])
-        (taken,) = seconds(ours, repeats=repeats)
+        (taken,) = seconds(partial(ours, sets), repeats=repeats)
         out[name] = {"fedcohort": taken}
         if python:
             theirs = run_datasketch(python, [np.asarray(s).tolist() for s in sets], repeats)
@@ -184,21 +173,18 @@ def run_datasketch(python, sets, repeats):
 
 def matrix(repeats):
     rng = np.random.default_rng(0)
-    sketches = []
-    for _ in range(1000):
-        sketch = RaceSketch.srp(dim=784, rows=1000, bits=6)
-        sketch.counts = rng.multinomial(600, np.full(64, 1 / 64), 1000)
-        sketch.n = 600
-        sketches.append(sketch)
-    kinds = ("frobenius", "mmd")
-    taken = seconds(*(lambda k=k: distance_matrix(sketches, k) for k in kinds), repeats=repeats)
-    names = [f"sketches, {k}" for k in kinds]
-    return {"sketches": 1000, "size": "1000 x 64"} | dict(zip(names, taken, strict=True))
+    sketches = [RaceSketch.srp(dim=784, rows=1000, bits=6) for _ in range(1000)]
+    for sketch in sketches:
+        sketch.counts, sketch.n = rng.multinomial(600, np.full(64, 1 / 64), 1000), 600
+    ways = {f"sketches, {kind}": partial(distance_matrix, sketches, kind)
+            for kind in ("frobenius", "mmd")}  # fmt: skip
+    taken = seconds(*ways.values(), repeats=repeats)
+    return {"sketches": 1000, "size": "1000 x 64", **dict(zip(ways, taken, strict=True))}
 
 
 def main():
     args = arguments(__doc__, out=..., datasketch_python=str, repeats=3)
-    x = mnist()
+    x = np.rint(load("mnist").x.reshape(-1, 784) * 255).astype(np.uint8)
     result = {"threads": os.environ.get("OMP_NUM_THREADS"), "mnist": mnist_job(x, args.repeats)}
     result["growth with dim"] = growth(args.repeats)
     result["minhash"] = minhash(args.datasketch_python, args.repeats)
