@@ -1,9 +1,8 @@
-"""Compare the results of a suite with published ones, seed by seed.
+"""Compare the results of a suite with published ones, seed by seed; a few seeds are enough.
 
-A few seeds of a part are enough, because seeds do not depend on each other. On the same code the
-runs are the same, up to rounding: other hardware, and other seeds side by side, add in another
-order. A policy that looks at losses or models may then pick another client, and the run takes
-another way from there; it must still agree within the spread over seeds.
+On the same code the runs are the same, up to rounding: other hardware, and other seeds side by
+side, add in another order. A policy that looks at losses or models may then pick another client,
+and the run takes another way from there; it must still agree within the spread over seeds.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from suite import Part, Script, published_experiment
+from suite import Part, published_experiment
 
 from fedcohort.exceptions import DataError
 from fedcohort.experiments.results import read_json
@@ -73,16 +72,12 @@ def twins(parts: Sequence[Part], published: Published) -> list[Twins]:
 
     DataError if one was published with other settings, or if there is nothing to compare.
     """
-    pairs = []
-    for part in parts:
-        theirs = published.get((part.setting, part.variant))
-        if theirs is None or isinstance(part.experiment, Script):
-            continue
-        seeds, device = part.experiment.seeds, part.experiment.device
-        old = replace(published_experiment(theirs["experiment"]), seeds=seeds, device=device)
-        if old != part.experiment:
+    theirs = [(part, published.get((part.setting, part.variant))) for part in parts]
+    pairs = [(part, twin) for part, twin in theirs if twin is not None and not part.is_script]
+    for part, twin in pairs:
+        same = {"seeds": part.experiment.seeds, "device": part.experiment.device}
+        if replace(published_experiment(twin["experiment"]), **same) != part.experiment:
             raise DataError(f"{part.name} was published with other settings")
-        pairs.append((part, theirs))
     if not pairs:
         raise DataError("these parts are not published training runs: nothing to compare with")
     return pairs
@@ -126,13 +121,12 @@ def _largest(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
 
     Curves of suites that keep other rounds cannot be compared: the best and last accuracy then are.
     """
-    one, other = a["curve"], b["curve"]
-    if len(one) != len(other):
+    curves = [row["curve"] for row in (a, b)]
+    if len(curves[0]) != len(curves[1]):
         names = ("accuracy", "best_accuracy", "last_accuracy")
-        one, other = ([row[name] for name in names] for row in (a, b))
-    pairs = zip(one, other, strict=True)
-    gaps = [abs(x - y) for x, y in pairs if x is not None and y is not None]
-    return float(np.max(gaps)) if gaps else 0.0  # NaN, if there is one
+        curves = [[row[name] for name in names] for row in (a, b)]
+    gaps = np.abs(np.subtract(*np.array(curves, float)))  # None becomes NaN
+    return float(np.nanmax(gaps, initial=0.0))
 
 
 def standard_error(accuracies: Sequence[float], seeds: int) -> float:

@@ -1,8 +1,7 @@
 """Run the parts of suites, and join their results.
 
 All seeds of a part run at once, in a run folder of their own, so a suite can be interrupted. A
-finished part is one result file. `join` puts the parts of a suite into one file. It refuses parts
-that were made by different code, and a checkout that differs from its commit.
+finished part is one result file.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ def split_done(parts: Sequence[Part], folder: Path, resume: bool) -> tuple[list[
     folder.mkdir(parents=True, exist_ok=True)
     if not resume and any(folder.glob("*.json")):
         raise ConfigError(f"{folder} holds results already: continue with --resume")
-    done: list[Part] = []
-    left: list[Part] = []
+    done, left = [], []
     for part in parts:
         path = folder / part.file_name
         (done if path.exists() and is_of(read_json(path), part) else left).append(part)
@@ -79,7 +77,7 @@ def write_part(part: Part, folder: Path, until: float = math.inf) -> bool:
     """Run one part, from its checkpoint if there is one, and write its result file.
 
     Return whether that was possible `until` then, a time in seconds since the epoch: a run is saved
-    after a round and a script is not begun. Seconds, load and device are those of the last go.
+    after a round and a script is not begun.
     """
     if time.time() >= until:
         return False
@@ -90,8 +88,7 @@ def write_part(part: Part, folder: Path, until: float = math.inf) -> bool:
         else:
             dataset, digest = loaded(part.experiment)
             started = time.perf_counter()
-            rows = _train(part, part.experiment, dataset, folder / part.stem, until)
-            measured = {"seeds": rows}
+            measured = {"seeds": _train(part, dataset, folder / part.stem, until)}
     except OutOfTime:
         return False
     result = {
@@ -109,9 +106,7 @@ def write_part(part: Part, folder: Path, until: float = math.inf) -> bool:
     return True
 
 
-def _train(
-    part: Part, experiment: Experiment, dataset: Dataset, folder: Path, until: float
-) -> list[dict[str, Any]]:
+def _train(part: Part, dataset: Dataset, folder: Path, until: float) -> list[dict[str, Any]]:
     """Run the part's seeds in a run folder, and return one row per seed."""
 
     def look_at_the_clock(records: Any) -> None:
@@ -123,6 +118,7 @@ def _train(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         mark.write_text(source_digest(False))
+    experiment: Any = part.experiment
     result = run(experiment, folder, resume=True, on_round=look_at_the_clock, dataset=dataset)
     simulation = simulation_of(experiment, dataset)
     simulation.load_state_dict(storage.load(folder / "checkpoint"))
@@ -135,8 +131,7 @@ def run_script(script: Script) -> Any:
     import torch
 
     device = script.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     words = [device if word == "{device}" else word for word in script.arguments]
     words += ["--seeds", *map(str, script.seeds)] if script.seeds else []
     with tempfile.TemporaryDirectory() as folder:
@@ -201,9 +196,8 @@ def thinned(values: Any, step: int) -> Any:
 
 def client_accuracy(simulation: Simulation, index: int) -> np.ndarray:
     """The share of each client's examples that the global model classifies correctly."""
-    seed = simulation.seeds[index]
+    seed, every = simulation.seeds[index], simulation.train_data
     members = [seed.federation.parts[c] for c in seed.clients]
-    every = simulation.train_data
     held = (every._make(values[rows] for values in every) for rows in members if len(rows))
     return np.array([simulation.trainer.evaluate(seed.model, mine)[0][0] for mine in held])
 
@@ -211,9 +205,8 @@ def client_accuracy(simulation: Simulation, index: int) -> np.ndarray:
 def join(parts: Sequence[Part], folder: Path, *, partial: bool = False) -> dict[str, Any]:
     """The result of a whole suite from its parts, with the commit that made them.
 
-    DataError if a part was made by other code than the rest or than this checkout, or if the
-    checkout's code differs from its commit. A part that is missing is a DataError too; with
-    `partial` its name is listed under "missing".
+    DataError if a part was made by other code than this checkout's, if that differs from its
+    commit, or if a part is missing; with `partial` it is listed under "missing".
     """
     results, missing = [], []
     for part in parts:

@@ -1,8 +1,4 @@
-"""What a result file says about where it comes from.
-
-An archive of a commit does not know whether its files were changed. `source` tells which code ran:
-the same commit gives the same hash everywhere.
-"""
+"""What a result file says about where it comes from; `source` is a hash of the code that ran."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -38,7 +35,7 @@ def provenance(device: str = "auto", scripts: bool = True) -> dict[str, Any]:
     torch = sys.modules.get("torch")  # of which some scripts do without
     has_gpu = torch is not None and device != "cpu" and torch.cuda.is_available()
     return {
-        "command": command(),
+        "command": shlex.join(["python", *map(_without_place, sys.argv)]),
         "commit": _commit(),
         "source": source_digest(scripts),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -52,24 +49,16 @@ def provenance(device: str = "auto", scripts: bool = True) -> dict[str, Any]:
     }
 
 
-def write(path: str | os.PathLike[str], result: Any, **about: Any) -> None:
-    """Write a result with its provenance; `about` says more of this run."""
+def write(path: str | os.PathLike[str], result: Any) -> None:
+    """Write a result with its provenance."""
     load = [round(STARTED, 1), round(os.getloadavg()[0], 1)]
-    made = {**provenance(), "load at the start and at the end": load, **about}
-    content = {"provenance": made, "result": result}
+    made = {**provenance(), "load at the start and at the end": load}
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(content, indent=1) + "\n")
-
-
-def command() -> str:
-    """The command of this process, without where on this machine things lie: no secrets are in it.
-
-    Results go to benchmarks/results.
-    """
-    return shlex.join(["python", *map(_without_place, sys.argv)])
+    Path(path).write_text(json.dumps({"provenance": made, "result": result}, indent=1) + "\n")
 
 
 def _without_place(argument: str) -> str:
+    """A word of the command, without where on this machine things lie."""
     path = Path(argument)
     if not path.is_absolute():
         return argument
@@ -93,9 +82,8 @@ def source_digest(scripts: bool = True, root: Path = ROOT) -> str:
 def cpu_name() -> str:
     """The model of this machine's processor."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    found = re.search(r"model name\s*: (.*)", info.read_text() if info.exists() else "")
+    return found[1] if found else platform.processor()
 
 
 def clean_commit() -> str:

@@ -61,8 +61,7 @@ def main(words: list[str] | None = None) -> int:
 
 def command(args: argparse.Namespace) -> int:
     every = read_suite(args.suite)
-    if args.seeds is not None:
-        every = [part.first(args.seeds) for part in every]
+    every = every if args.seeds is None else [part.first(args.seeds) for part in every]
     chosen = matching(every, args.only)
     if args.list:
         print("\n".join(part.name for part in chosen))
@@ -72,11 +71,11 @@ def command(args: argparse.Namespace) -> int:
         done, todo = split_done(chosen, args.out, args.resume)
         for part in done:
             say(f"kept: {part.name}")
-        left = 0
+        in_time = []
         for part, is_done in run_parts([part.on(args.device) for part in todo], args):
             say(f"{'done' if is_done else 'no time left'}: {part.name}")
-            left += not is_done
-        if left:
+            in_time.append(is_done)
+        if not all(in_time):
             return 3
     if args.join is not None:
         result = join(chosen if args.partial else every, args.out, partial=args.partial)
@@ -84,12 +83,10 @@ def command(args: argparse.Namespace) -> int:
         say(f"wrote {args.join}")
     repeated = repetitions(pairs, args.out)
     for row in repeated:
-        here, published, apart = (
-            f"{100 * value:.2f} %" for value in (row.accuracy, row.published_accuracy, row.largest)
-        )
         print(
-            f"{row.verdict}: {row.setting}, {row.variant}: {row.seeds} seeds, {here} here, "
-            f"{published} published, {apart} apart at most"
+            f"{row.verdict}: {row.setting}, {row.variant}: {row.seeds} seeds, "
+            f"{row.accuracy:.2%} here, {row.published_accuracy:.2%} published, "
+            f"{row.largest:.2%} apart at most".replace("%", " %")
         )
     return int(any(row.verdict == DIFFERS for row in repeated))
 

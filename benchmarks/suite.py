@@ -1,8 +1,7 @@
 """Suites: settings x variants x seeds, read from one TOML file into parts.
 
-The published suites are in the folder `suites`. Each pair of a setting and a variant (a policy with
-options, perhaps with a gate) is a part. A setting may name a script of this folder instead of an
-experiment.
+Each pair of a setting and a variant (a policy with options, perhaps with a gate) is a part. A
+setting may name a script of this folder instead of an experiment.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ SUITES = {path.stem: path for path in sorted(Path(__file__).parent.glob("suites/
 
 @dataclass(frozen=True)
 class Script:
-    """A measurement that is not a training run.
+    """A measurement that is not a training run: a Python file that writes JSON to `--out`.
 
-    `path` is a Python file of the checkout that writes a JSON file to `--out`; "{device}" among its
-    arguments becomes cpu or cuda. Seeds, if there are any, are given as `--seeds 1000 1001 ...`.
+    "{device}" among its arguments becomes cpu or cuda. Seeds are given as `--seeds 1000 1001 ...`.
     """
 
     path: str
@@ -118,6 +116,7 @@ def published_experiment(values: Mapping[str, Any]) -> Experiment:
 
 def _parts(name: str, suite: Mapping[str, Any]) -> Iterator[Part]:
     variants, step = suite.get("variants", {}), suite.get("curve_step", CURVE_STEP)
+    shared = suite.get("experiment", {})
     for setting in suite["settings"]:
         targets = tuple(setting.get("targets", ()))
         for label in setting.get("variants") or variants:
@@ -125,24 +124,21 @@ def _parts(name: str, suite: Mapping[str, Any]) -> Iterator[Part]:
             if label in setting.get("without", ()):
                 continue
             if "script" in setting:
-                seeds = setting.get("seeds", suite.get("experiment", {}).get("seeds", ()))
+                seeds = setting.get("seeds", shared.get("seeds", ()))
                 words = (*setting.get("arguments", ()), *setting["variants"][label])
                 run = Script(setting["script"], words, tuple(seeds))
             else:
-                values = _preset(setting)
-                variant = {"experiment": lookup("variant", label, variants)}
-                for table in (suite, setting, variant):
-                    values = _merged(values, table.get("experiment", {}))
+                variant, values = lookup("variant", label, variants), _preset(setting)
+                for table in (shared, setting.get("experiment", {}), variant):
+                    values = _merged(values, table)
                 run = config.parse(values)
             yield Part(name, setting["name"], label, run, targets, step)
 
 
 def _preset(setting: Mapping[str, Any]) -> dict[str, Any]:
     """The preset that a setting is of, without what its variants and targets say."""
-    if "preset" not in setting:
-        return {}
-    own = ("policy", "gate", "target", "seeds")
-    values = config.read_values(f"paper:{setting['preset']}")
+    name, own = setting.get("preset"), ("policy", "gate", "target", "seeds")
+    values = config.read_values(f"paper:{name}") if name else {}
     return {key: value for key, value in values.items() if key not in own}
 
 
