@@ -4,9 +4,8 @@ python benchmarks/flower_apps.py FLOWER   # a checkout of https://github.com/flw
 
 The apps' files are Flower's, with one of examples/patches applied. Only what they download is
 replaced: data by small made-up sets with skewed labels, BERT by a tiny one, a metric by our own.
-Six clients run in one process, two rounds per policy; each app has a process of its own, which
-starts anew where a policy ends it. Frameworks that are not installed are named as such. --apps and
---policies are lists with commas. Writes benchmarks/results/flower-apps.json.
+Six clients run in one process per app, two rounds per policy. --apps and --policies are lists with
+commas.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import contextlib
 import importlib
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +22,7 @@ import tempfile
 import tomllib
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache
+from functools import cache, reduce
 from importlib.machinery import ModuleSpec
 from multiprocessing import get_context
 from pathlib import Path
@@ -62,7 +62,7 @@ def rows(name: str, client: int):
     return {key: rng.integers(256, size=shape, dtype=np.uint8), "label": labels}
 
 
-def dataset(name: str, client: int):
+def made_up(name: str, client: int):
     """Return them as a Hugging Face data set."""
     import datasets
 
@@ -81,18 +81,6 @@ def stand_in(name: str) -> ModuleType:
     return module
 
 
-class Composed:
-    """Transforms of images, one after the other."""
-
-    def __init__(self, transforms):
-        self.transforms = transforms
-
-    def __call__(self, image):
-        for transform in self.transforms:
-            image = transform(image)
-        return image
-
-
 def without_downloads(folder: Path) -> None:
     """Replace what the apps would download."""
     import flwr.common.typing
@@ -101,19 +89,12 @@ def without_downloads(folder: Path) -> None:
 
     import datasets
 
-    class Local:
-        def __init__(self, dataset, **options):
-            self.name = dataset
-
-        def load_partition(self, client, split="train"):
-            return dataset(self.name, client)
-
-        def load_split(self, split):
-            return dataset(self.name, 99)
-
-    flwr_datasets.FederatedDataset = Local
+    flwr_datasets.FederatedDataset = lambda dataset, **options: SimpleNamespace(
+        load_partition=lambda client, split="train": made_up(dataset, client),
+        load_split=lambda split: made_up(dataset, 99),
+    )
     datasets.load_dataset = lambda name, split=None: (
-        dataset(name, 99) if split else {"test": dataset(name, 99)}
+        made_up(name, 99) if split else {"test": made_up(name, 99)}
     )
     metric = SimpleNamespace(add_batch=lambda **batch: None, compute=lambda: {"accuracy": 0.5})
     # Nothing forks: neither loaders of PyTorch nor maps of data sets.
@@ -136,7 +117,7 @@ def without_downloads(folder: Path) -> None:
     transforms.Normalize = lambda mean, std: lambda image: (image - mean[0]) / std[0]
     for name in ("RandomCrop", "RandomHorizontalFlip"):
         setattr(transforms, name, lambda *a, **o: lambda image: image)
-    transforms.Compose = Composed
+    transforms.Compose = lambda steps: lambda image: reduce(lambda x, step: step(x), steps, image)
 
 
 def with_tiny_bert(folder: Path) -> None:
@@ -147,13 +128,8 @@ def with_tiny_bert(folder: Path) -> None:
         return
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(100))]
     (folder / "vocab.txt").write_text("\n".join(words))
-    config = hf.BertConfig(
-        vocab_size=len(words),
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-    )
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = hf.BertConfig(vocab_size=len(words), intermediate_size=32, **sizes)
     hf.AutoTokenizer.from_pretrained = lambda *a, **o: hf.BertTokenizerFast(
         str(folder / "vocab.txt")
     )
@@ -176,13 +152,14 @@ def enter(flower: Path, name: str) -> None:
 @cache
 def load_app():
     """The server and the client module of the process's app, and its settings."""
+    from flwr.common.config import flatten_dict
     from tests.flower.conftest import identify_process
 
     without_downloads(Path.cwd().parent)
     identify_process()
     app = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["flwr"]["app"]
     names = [app["components"][kind].partition(":")[0] for kind in ("serverapp", "clientapp")]
-    return *map(importlib.import_module, names), flat(app["config"])
+    return *map(importlib.import_module, names), flatten_dict(app["config"])
 
 
 def run_app(settings: dict, policy: str) -> str:
@@ -218,14 +195,6 @@ def run_app(settings: dict, policy: str) -> str:
     return "" if rounds == [True, True] else f"{rounds}: {last}"
 
 
-def flat(table: dict, prefix: str = "") -> dict:
-    """Return the settings of a run as Flower names them."""
-    out = {}
-    for key, value in table.items():
-        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return out
-
-
 def outcomes(flower: Path, name: str, settings: dict, policies: list[str]) -> dict[str, str]:
     """Return why each policy does not run, "" for those that do."""
     out, pool = {}, None
@@ -248,16 +217,12 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
     policies, found = args.policies.split(","), {}
     for name in args.apps.split(","):
-        lines = (PATCHES / f"{name}.patch").read_text().splitlines()
-        added = [line for line in lines if line.startswith("+") and not line.startswith("+++")]
+        added = re.findall(r"^\+(?!\+\+).", (PATCHES / f"{name}.patch").read_text(), re.M)
         for variant, settings in VARIANTS.get(name, {"": {}}).items():
             title = f"{name}, {variant}" if variant else name
             reasons = outcomes(Path(args.flower).resolve(), name, settings, policies)
-            found[title] = {"lines": sum(len(line) > 1 for line in added), "reasons": reasons}
-            why_not = {policy: why for policy, why in reasons.items() if why}
-            print(f"{title}: {len(reasons) - len(why_not)} of {len(policies)}", flush=True)
-            for policy, why in why_not.items():
-                print(f"    {policy}: {why[:300]}", flush=True)
+            found[title] = {"lines": len(added), "reasons": reasons}
+            print(title, {policy: why[:300] for policy, why in reasons.items() if why}, flush=True)
         write(args.out, {"clients": CLIENTS, "rounds": 2, "apps": found})
 
 

@@ -42,12 +42,10 @@ class Population:
         data = load("mnist")
         transform = Transform(center=0.13)
         self.empty = RaceSketch.srp(784, rows=rows, bits=6, transform=transform)
-        x = data.x.reshape(len(data.x), -1)
+        x = data.x[np.argsort(data.y, kind="stable")].reshape(-1, 784)
         parts = (self.empty.transform.apply(x[i : i + 2000]) for i in range(0, len(x), 2000))
         codes = [self.empty.family.codes(part.astype(np.float32)) for part in parts]
-        order = np.argsort(data.y, kind="stable")
-        self.codes = np.concatenate(codes, axis=1).T[order].astype(np.int16)
-        self.sizes = np.bincount(data.y)
+        self.codes, self.sizes = np.hstack(codes).T.astype(np.int16), np.bincount(data.y)
 
     def counts(self, per_label, rng):
         """Counts (clients, rows, buckets) of so many random images of each label."""
@@ -82,10 +80,9 @@ def fill(folder, clients):
     began = time.perf_counter()
     with Registry.create(folder) as registry:
         for number in range(clients // BLOCK):
-            ids = range(number * BLOCK, (number + 1) * BLOCK)
             registry.add_many(
                 Record(f"client {i}", sketch, reference=f"models/{i}")
-                for i, sketch in zip(ids, population.sketches(number), strict=True)
+                for i, sketch in enumerate(population.sketches(number), number * BLOCK)
             )
     size = (Path(folder) / "registry.sqlite").stat().st_size / 1e9
     return {"seconds": time.perf_counter() - began, "GB on disk": size}
@@ -122,16 +119,14 @@ def ranking(_folder, _clients, queries=500):
     out = []
     for rows in (4, 10, 50):
         population = Population(rows)
-        (warm, n, mixture), (cold, size, wanted) = (
-            population.block(number, clients) for number, clients in ((0, BLOCK), (10_000, queries))
-        )
+        warm, n, mixture = population.block(0)
+        cold, size, wanted = population.block(10_000, queries)
         cold = cold / size[:, None, None]
         for clients in (200, BLOCK):
             gaps = np.abs(wanted[:, None] - mixture[:clients]).sum(axis=2) / 2
             row = {"rows": rows, "clients": clients, "best": float(gaps.min(axis=1).mean())}
             for name, score in scores(warm[:clients], n[:clients], cold).items():
-                near = score.argmin(axis=1)
-                row[name] = float(gaps[np.arange(len(near)), near].mean())
+                row[name] = float(gaps[np.arange(queries), score.argmin(axis=1)].mean())
             out.append(row)
     return out
 

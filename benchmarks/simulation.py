@@ -4,10 +4,9 @@ python benchmarks/simulation.py --pfl-python ../venv-pfl/bin/python
 python benchmarks/simulation.py --gpu --pfl-python ../venv-pfl/bin/python
 
 --workloads and --engines are lists with commas; the Python of pfl 0.6 has what fedcohort needs too.
-Each engine runs in a process of its own. The engines take turns of at least a quarter of a second
-and one round, so that a busy moment of the machine affects all alike. Peers that are not installed
-are listed as absent in the result. On a GPU, fedcohort is timed with one seed and with several,
-and its seconds are per seed.
+Each engine runs in a process of its own, and they take turns, so that a busy moment of the machine
+affects all alike. Peers that are not installed are listed as absent. On a GPU, fedcohort is timed
+with one seed and with several, and its seconds are per seed.
 """
 
 from __future__ import annotations
@@ -126,12 +125,8 @@ def measure(name, engines, turns, folder):
             child.turn()
     for label, child in children.items():
         child.end()
-        rows[label] = {
-            "median_s": round(median(child.seconds), 6),
-            "rounds": len(child.seconds),
-            "peak_mb": round(child.peak),
-            "accuracy": child.accuracy,
-        }
+        row = {"median_s": round(median(child.seconds), 6), "rounds": len(child.seconds)}
+        rows[label] = row | {"peak_mb": round(child.peak), "accuracy": child.accuracy}
     return {"data": source, "absent": absent, "engines": rows}
 
 
