@@ -79,13 +79,20 @@ class Child:
 
 def peak_memory(pid):
     """Sum the peak resident sizes of a process and its descendants, in MB."""
-    total = 0.0
-    with suppress(OSError, ValueError):  # it may end in between
-        fields = dict(s.split(":", 1) for s in Path(f"/proc/{pid}/status").read_text().splitlines())
-        total = int(fields.get("VmHWM", "0 kB").split()[0]) / 1024
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total += sum(map(peak_memory, (task / "children").read_text().split()))
-    return total
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines())
+            peak = int(fields.get("VmHWM", "0 kB").split()[0]) / 1024
+            parents[int(status.parent.name)] = (int(fields["PPid"]), peak)
+        except (OSError, ValueError):
+            continue
+    family, grown = {pid}, True
+    while grown:
+        more = {p for p, (parent, _) in parents.items() if parent in family} - family
+        grown = bool(more)
+        family |= more
+    return sum(parents[p][1] for p in family if p in parents)
 
 
 def stored(work, folder):

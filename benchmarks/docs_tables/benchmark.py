@@ -70,14 +70,6 @@ def case_of(file, case):
     return f"{setting}, {float(target):.0%}", parts(file, setting), float(target)
 
 
-def marked_ratio(part, base, target, comparisons):
-    """How many times fewer rounds, a mark if that is not level, and the interval below."""
-    times, word = ratio(part, base, target, comparisons)
-    value, _, interval = times.removesuffix(")").partition(" (")
-    joined = interval.replace(" to ", "\u2060–\u2060")  # which a browser does not break
-    return f"{value}{MARKS.get(word, '')}<br>{joined}"
-
-
 def selection_rows(file):
     """All variants of all settings and targets, for a CSV file."""
     for setting, by_name in settings_of(file).items():
@@ -156,8 +148,11 @@ def ranking(file, *cases):
                 cells.append("(uniform)")
                 continue
             logs.append(np.log(rounds_to(base, target) / rounds_to(part, target)).mean())
+            times, word = ratio(part, base, target, len(names))
+            value, _, interval = times.removesuffix(")").partition(" (")
+            joined = interval.replace(" to ", "\u2060–\u2060")  # which a browser does not break
             note = " †" if is_earlier(name, part) else ""
-            cells.append(marked_ratio(part, base, target, len(names)) + note)
+            cells.append(f"{value}{MARKS.get(word, '')}<br>{joined}{note}")
         lines.append((np.mean(logs), [name, f"{np.exp(np.mean(logs)):.2f}x", *cells]))
     lines.sort(key=lambda line: -line[0])
     header = ["policy", "geometric mean", *(words for words, _, _ in columns)]

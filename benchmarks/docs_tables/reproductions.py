@@ -68,12 +68,12 @@ TABLES_1 = {
 }
 
 # The end of the setting's name, the form, the method, its baseline, and what the claim says.
-DECAYING, RELEASED_1 = "decaying rate", "released code"
+DECAYING, RELEASED_1, GRADIENTS = "decaying rate", "released code", "fedacs, gradients"
 COMPARED_1 = (
     (DECAYING, LITERAL, "fedacs", "uniform", "updates"),
-    (DECAYING, LITERAL, "fedacs, gradients", "uniform", "full gradients"),
+    (DECAYING, LITERAL, GRADIENTS, "uniform", "full gradients"),
     (RELEASED_1, OURS, "fedacs", "uniform", "updates"),
-    (RELEASED_1, RELEASED, "fedacs, gradients", "uniform", "full gradients"),
+    (RELEASED_1, RELEASED, GRADIENTS, "uniform", "full gradients"),
     (RELEASED_1, OURS, "fedacs, gradient sketch", "uniform", "100 numbers per gradient"),
     (RELEASED_1, RELEASED, "uniform", "cmfl, released code", None),
 )
@@ -95,11 +95,8 @@ def paper_1(papers):
             case = f"paper 1, IID, {way}", "uniform", "uniform", (74.0, theirs["uniform"][0])
             yield papers.accuracy(("1", form), claim, *case, base_setting=start + way)
     yield degradation(papers, LITERAL, DECAYING, "fedacs")
-    yield degradation(papers, RELEASED, RELEASED_1, "fedacs, gradients")
-    for form, end, method in (
-        (OURS, "", "fedacs"),
-        (RELEASED, ", released code", "fedacs, gradients"),
-    ):
+    yield degradation(papers, RELEASED, RELEASED_1, GRADIENTS)
+    for form, end, method in ((OURS, "", "fedacs"), (RELEASED, f", {RELEASED_1}", GRADIENTS)):
         words, setting = "CIFAR-10, low heterogeneity\n", f"paper 1, low heterogeneity{end}"
         claim = f"{words}lambda = 0.4 above 0.6 (Figure 4)"
         yield papers.accuracy(("1", form), claim, setting, method, f"{method}, lambda 0.6")
@@ -154,12 +151,10 @@ def paper_2(skip):
     Ours is repaired: models as they are now, ten restarts of k-means, the best of them.
     """
     # the data set, the last threshold that was tried, and what differs from the paper
-    tried = {"MNIST": ("0.2", ""), "Fashion-MNIST": ("0.2", "")}
+    tried = dict.fromkeys(("MNIST", "Fashion-MNIST"), ("0.2", ""))
     tried["CIFAR-10"] = "0.01", "; 500 of 1,000 rounds"
-    for (dataset, (last, less)), case in itertools.product(
-        tried.items(), ("IID", "one label per node")
-    ):
-        setting = f"{dataset}, {case}"
+    for dataset, case in itertools.product(tried, ("IID", "one label per node")):
+        setting, (last, less) = f"{dataset}, {case}", tried[dataset]
         skips = [f"select, skip {value}" for value in ("0.02", "0.05", "0.1", last)]
         for base, kind in BASES_2.items():
             claim = (
@@ -298,10 +293,11 @@ def rows(results):
     papers, skip, cold = (
         Suite(name, results(f"benchmark-{name}.json")) for name in ("papers", "skip", "coldstart")
     )
-    return [
-        *paper_0(papers, cold),
-        *paper_1(papers),
-        *paper_2(skip),
-        *paper_3(papers),
-        *paper_4(papers),
-    ]
+    every = (
+        paper_0(papers, cold),
+        paper_1(papers),
+        paper_2(skip),
+        paper_3(papers),
+        paper_4(papers),
+    )
+    return [row for of_paper in every for row in of_paper]

@@ -14,8 +14,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 from docs_tables.results import (
     SMALLEST_POINTS,
@@ -151,19 +149,20 @@ class Suite:
         return self.row(paper, claim, theirs, names, lambda part: judge(part["result"]), variant)
 
 
+def of(rows, key, form):
+    return spread([row[key] for row in rows], form)
+
+
 def separation(rows):
     """sketch distance separates distributions (Figure 1): every two uniform subsets are closer than
     any two Dirichlet ones, and a Dirichlet subset is equally far from all uniform ones (within
     10 %)
     """
-    a, b, across = ([r[k] for r in rows] for k in ("within A", "within B", "A to B"))
+    a, b, across = (of(rows, key, "{:.2f}") for key in ("within A", "within B", "A to B"))
     apart = all(r["within B, largest"] < r["within A, smallest"] for r in rows)
     even = max(r["A to B, relative spread over B"] for r in rows)
-    text = (
-        f"uniform subsets {spread(b, '{:.2f}')} apart, Dirichlet ones {spread(a, '{:.2f}')}, "
-        f"across {spread(across, '{:.2f}')}; a Dirichlet subset's distances to the uniform ones "
-        f"differ by at most {even:.1%}"
-    )
+    text = f"uniform subsets {b} apart, Dirichlet ones {a}, across {across}; a Dirichlet subset's "
+    text += f"distances to the uniform ones differ by at most {even:.1%}"
     return text, HOLDS if apart and even < 0.1 else FAILS
 
 
@@ -171,11 +170,17 @@ def total_variation(rows):
     """sketch distance tracks total variation (Figure 4): rank correlation with the exact one above
     0.9
     """
-    correlation = [r["rank correlation"] for r in rows]
-    error = [r["plug-in error"] for r in rows]
-    text = f"rank correlation {spread(correlation, '{:.3f}')}, smallest {min(correlation):.3f}; the"
-    text += f" estimate itself is off by {spread(error, '{:.2f}')}"
-    return text, HOLDS if min(correlation) > 0.9 else FAILS
+    smallest = min(r["rank correlation"] for r in rows)
+    text = (
+        f"rank correlation {of(rows, 'rank correlation', '{:.3f}')}, smallest {smallest:.3f}; the"
+    )
+    text += f" estimate itself is off by {of(rows, 'plug-in error', '{:.2f}')}"
+    return text, HOLDS if smallest > 0.9 else FAILS
+
+
+def mean_points(rows, key):
+    """A number of each point, as a mean over the seeds."""
+    return np.mean([[point[key] for point in row["points"]] for row in rows], axis=0)
 
 
 def slope(x, y):
@@ -187,15 +192,11 @@ def median(rows):
     """the sketch is a consistent estimator of the density (Algorithm 4, Theorem 3.3): the error of
     the median over rows falls as 1/√rows (exponent within 0.15)
     """
-    first = rows[0]["points"]
-    ways, sizes = [key for key in first[0] if key != "rows"], [p["rows"] for p in first]
-    errors = {
-        way: [np.mean([r["points"][i][way] for r in rows]) for i in range(len(sizes))]
-        for way in ways
-    }
-    text = [f"{way} {', '.join(f'{value:.4f}' for value in errors[way])}" for way in ways]
-    counts = ", ".join(f"{size:,}" for size in sizes)
-    word = HOLDS if slope(sizes, errors["median"]) < -0.35 else FAILS
+    columns = {key: mean_points(rows, key) for key in rows[0]["points"][0]}
+    sizes = columns.pop("rows")
+    text = [f"{way} {', '.join(f'{value:.4f}' for value in by)}" for way, by in columns.items()]
+    counts = ", ".join(f"{size:,.0f}" for size in sizes)
+    word = HOLDS if slope(sizes, columns["median"]) < -0.35 else FAILS
     return f"error at {counts} rows: {'; '.join(text)}", word
 
 
@@ -205,29 +206,20 @@ def private_error(rows):
     mean over rows, the paper the median of means
     """
     points, n = rows[0]["points"], max(p["n"] for p in rows[0]["points"])
-    laws = {
-        "n": ({"rows": 20, "epsilon": 1.0}, -1.0),
-        "epsilon": ({"rows": 20, "n": n}, -1.0),
-        "rows": ({"epsilon": 1.0, "n": n}, 0.5),
-    }
-    powers = {}  # of the noise in each variable, the others fixed
-    for key, (fixed, _) in laws.items():
-        chosen = [[p for p in r["points"] if p.items() >= fixed.items()] for r in rows]
+    fixed = {"n": {"rows": 20, "epsilon": 1.0}, "epsilon": {"rows": 20, "n": n}}
+    fixed["rows"] = {"epsilon": 1.0, "n": n}
+    powers = []  # of the noise in each variable, the others fixed
+    for key, values in fixed.items():
+        chosen = [[p for p in r["points"] if p.items() >= values.items()] for r in rows]
         slopes = [slope([p[key] for p in ps], [p["noise"] for p in ps]) for ps in chosen]
-        powers[key] = np.mean(slopes)
-    along = {}  # the whole error by n, at rows = sqrt(n)
-    for i, point in enumerate(points):
-        if point["rows"] == int(np.sqrt(point["n"])) and point["epsilon"] == 1.0:
-            along[point["n"]] = np.mean([r["points"][i]["all"] for r in rows])
-    sizes = sorted(along)
-    text = (
-        f"noise grows as n^{powers['n']:.2f}, epsilon^{powers['epsilon']:.2f}, "
-        f"rows^{powers['rows']:.2f}; with rows = √n the whole error is "
-        + ", ".join(f"{along[m]:.4f}" for m in sizes)
-        + f" at n = {', '.join(f'{m:,}' for m in sizes)}"
-    )
-    good = all(abs(powers[key] - law) < 0.15 for key, (_, law) in laws.items())
-    falls = all(along[b] < along[a] for a, b in itertools.pairwise(sizes))
+        powers.append(np.mean(slopes))
+    whole = zip(points, mean_points(rows, "all"), strict=True)
+    along = {p["n"]: error for p, error in whole if p["rows"] == int(p["n"] ** 0.5)}
+    text = "noise grows as n^{:.2f}, epsilon^{:.2f}, rows^{:.2f}; with rows = √n".format(*powers)
+    text += f" the whole error is {', '.join(f'{error:.4f}' for error in along.values())}"
+    text += f" at n = {', '.join(f'{m:,}' for m in along)}"
+    good = np.abs(np.subtract(powers, (-1, -1, 0.5))).max() < 0.15
+    falls = (np.diff(list(along.values())) < 0).all()
     return text, HOLDS if good and falls else FAILS
 
 
@@ -236,30 +228,27 @@ def covariance(rows):
     1SPC, many cohorts per estimate, corrected for the noise of the estimates
     """
     raw, corrected = (
-        {pair: np.mean([r[key][pair] for r in rows]) for pair in rows[0][key]}
+        np.mean([list(r[key].values()) for r in rows], axis=0)
         for key in ("cosine", "without noise")
     )
-    same, other = (
-        np.mean([s[k] for r in rows for s in r["same label"]]) for k in ("same", "other")
+    labels = [one for r in rows for one in r["same label"]]
+    pairs = zip(rows[0]["cosine"], corrected, strict=True)
+    text = f"{', '.join(f'{v:.3f} ({pair})' for pair, v in pairs)}; {raw.min():.3f} to "
+    text += f"{raw.max():.3f} without the correction; correlation "
+    text += "{:.2f} within a label, {:.2f} between labels".format(
+        *(np.mean([one[key] for one in labels]) for key in ("same", "other"))
     )
-    text = (
-        f"{', '.join(f'{v:.3f} ({k})' for k, v in corrected.items())}; {min(raw.values()):.3f} to "
-        f"{max(raw.values()):.3f} without the correction; correlation {same:.2f} within a label, "
-        f"{other:.2f} between labels"
-    )
-    return text, HOLDS if min(corrected.values()) > 0.97 else FAILS
+    return text, HOLDS if corrected.min() > 0.97 else FAILS
 
 
 def embedding(rows):
     """embeddings after the warm-up cluster by label (Figure 7): the most similar client has the
     same label for more than 90 % of the clients; Fashion-MNIST 1SPC
     """
-    same, other = (spread([r[k] for r in rows], "{:.2f}") for k in ("same", "other"))
+    same, other = (of(rows, key, "{:.2f}") for key in ("same", "other"))
     near = np.mean([r["nearest has the same label"] for r in rows])
-    text = (
-        f"mean cosine {same} within a label, {other} between labels; the most similar client has "
-        f"the same label for {near:.0%} of the clients"
-    )
+    text = f"mean cosine {same} within a label, {other} between labels; the most similar client has"
+    text += f" the same label for {near:.0%} of the clients"
     return text, HOLDS if near > 0.9 else FAILS
 
 
