@@ -28,27 +28,18 @@ def published(suite_text, tmp_path_factory):
     return suite, file
 
 
-def run(*words, expected=0):
-    assert main(list(map(str, words))) == expected
-
-
 def test_the_first_seeds_repeat_the_published_ones(published, tmp_path, capsys):
-    suite, file = published
-    again = ("--suite", suite, "--out", tmp_path / "again", "--seeds", 2, "--against", file)
-    run(*again)
+    words = ["--suite", published[0], "--out", tmp_path, "--seeds", 2, "--against", published[1]]
+    assert main([*map(str, words)]) == 0
     assert [line.partition(" seeds")[0] for line in capsys.readouterr().out.splitlines()] == [
         "same: cohorts of 3, uniform: 2",
         "same: cohorts of 3, match: 2",
     ]
 
 
-def rows_of(file):
-    return json.loads(file.read_text())["parts"][0]
-
-
 def test_verdicts_by_rule(published):
     """Each change of a published result gets the verdict that the rule gives it."""
-    theirs = rows_of(published[1])
+    theirs = json.loads(published[1].read_text())["parts"][0]
 
     def verdict(change):
         ours = copy.deepcopy(theirs)
@@ -63,10 +54,13 @@ def test_verdicts_by_rule(published):
         row["gemd"] += 0.1
         row["accuracy"] += errors * deviation
 
+    def raised(row, by):
+        row["curve"][0] += by
+
     assert verdict(lambda row: row) == "same"
     assert verdict(lambda row: row.update(bytes_up=row["bytes_up"] + 1)) == "other bytes"
-    assert verdict(lambda row: row["curve"].__setitem__(0, row["curve"][0] + 0.009)) == "same"
-    assert verdict(lambda row: row["curve"].__setitem__(0, row["curve"][0] + 0.011)) == "agrees"
+    assert verdict(lambda row: raised(row, 0.009)) == "same"
+    assert verdict(lambda row: raised(row, 0.011)) == "agrees"
     assert verdict(lambda row: shifted(row, 2.9)) == "agrees"
     assert verdict(lambda row: shifted(row, -3.1)) == "differs"
 
@@ -77,25 +71,22 @@ def test_what_cannot_be_compared_is_named(published, suite_text, tmp_path, capsy
     write_part(part, tmp_path / "parts")
     text = file.read_text()
 
-    def compared_with(content):
-        path = tmp_path / "other.json"
-        path.write_text(content)
-        pairs = against.twins([part], against.read_published([path]))
-        return against.repetitions(pairs, tmp_path / "parts")
+    def compared():
+        pairs = against.twins([part], against.read_published([tmp_path / "other.json"]))
+        against.repetitions(pairs, tmp_path / "parts")
 
-    def refused(content, match):
+    for content, match in (
+        ("[]", "is not a result file"),
+        ('{"parts": []}', "not published training runs"),
+        (text.replace('"cohort_size": 3', '"cohort_size": 4'), "other settings"),
+        (text.replace('"seed": 1000', '"seed": 1009'), "none of its seeds"),
+    ):
+        (tmp_path / "other.json").write_text(content)
         with pytest.raises(DataError, match=match):
-            compared_with(content)
-
-    assert [row.verdict for row in compared_with(text)] == ["same"]
-    refused("[]", "is not a result file")
-    refused('{"parts": []}', "not published training runs")
-    refused(text.replace('"cohort_size": 3', '"cohort_size": 4'), "other settings")
-    refused(text.replace('"seed": 1000', '"seed": 1009'), "none of its seeds")
-    words = ("--suite", suite, "--out", tmp_path / "new", "--against")
+            compared()
+    words = ["--suite", str(suite), "--out", str(tmp_path / "new"), "--against"]
     suite.write_text(suite_text.replace("rounds = 3", "rounds = 1"))
-    run(*words, file, expected=2)
-    assert "published with other settings" in capsys.readouterr().err
+    for path, complaint in ((file, "published with other settings"), ("none", "no such file")):
+        assert main([*words, str(path)]) == 2
+        assert complaint in capsys.readouterr().err
     assert not (tmp_path / "new").exists()  # nothing was run in vain
-    run(*words, tmp_path / "none.json", expected=2)
-    assert "no such file" in capsys.readouterr().err

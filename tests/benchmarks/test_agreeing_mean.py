@@ -10,13 +10,11 @@ from agreeing_mean import AgreeingMean
 
 def agreeing_one_by_one(current, updates, threshold):
     """One parameter after the other; also who is kept."""
-    clients, size = updates.shape
-    mean = [sum(updates[i, k] - current[k] for i in range(clients)) / clients for k in range(size)]
-    same = [
-        sum(np.sign(updates[i, k] - current[k]) == np.sign(mean[k]) for k in range(size))
-        for i in range(clients)
-    ]
-    kept = [i for i in range(clients) if same[i] >= threshold * size] or [int(np.argmax(same))]
+    steps = [[u - c for u, c in zip(update, current, strict=True)] for update in updates]
+    mean = [sum(column) / len(steps) for column in zip(*steps, strict=True)]
+    same = [sum(np.sign(s) == np.sign(m) for s, m in zip(r, mean, strict=True)) for r in steps]
+    kept = [i for i, n in enumerate(same) if n >= threshold * len(current)]
+    kept = kept or [int(np.argmax(same))]
     return updates[kept].mean(axis=0), kept
 
 

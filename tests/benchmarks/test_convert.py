@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from convert import CONVERTERS, femnist_from_leaf
+from convert import femnist_from_leaf, shakespeare_from_html
 
 from fedcohort.datasets import load
+from fedcohort.datasets.published import CHARACTERS
 
 
 def leaf(folder, parts):
     """Write one of LEAF's files: writer -> list of (pixels as bytes, label)."""
     folder.mkdir(parents=True)
-    data = {
-        writer: {"x": [(p / 255).tolist() for p, _ in rows], "y": [y for _, y in rows]}
-        for writer, rows in parts.items()
-    }
+    data = {w: {"x": [(p / 255).tolist() for p, _ in rows], "y": [y for _, y in rows]}
+            for w, rows in parts.items()}  # fmt: skip
     held = {"users": list(parts), "num_samples": [], "user_data": data}
     (folder / "all_data_0.json").write_text(json.dumps(held))
 
@@ -30,12 +29,13 @@ def test_femnist_from_leaf(tmp_path):
     # LEAF's first image of a writer is there twice
     leaf(tmp_path / "leaf" / "train", {"f2": many[:20] + many[:1], "f1": few, "f0": more[:20]})
     leaf(tmp_path / "leaf" / "test", {"f2": many[20:] + many[:1], "f0": more[20:]})
-    femnist_from_leaf(tmp_path / "leaf", tmp_path / "root" / "femnist")
-    data = load("femnist", tmp_path / "root")
+    femnist_from_leaf(tmp_path / "leaf", tmp_path / "femnist")
+    data = load("femnist", tmp_path)
     assert set(data.client_ids) == {"f0", "f2"}  # f1 has too few
     own, tested = data.client_ids == "f2", data.test_client_ids == "f2"
-    assert data.y[own].tolist() == [label for _, label in many[:20]]
-    for x, rows in ((data.x[own], many[:20]), (data.x_test[tested], many[20:])):
+    train, test = (data.x[own], data.y[own]), (data.x_test[tested], data.y_test[tested])
+    for (x, y), rows in ((train, many[:20]), (test, many[20:])):
+        assert y.tolist() == [label for _, label in rows]
         assert np.array_equal(x.reshape(-1, 784), np.float32([pixels / 255 for pixels, _ in rows]))
 
 
@@ -51,11 +51,9 @@ def test_shakespeare_from_pages(tmp_path):
     (tmp_path / "plays" / "hamlet").mkdir(parents=True)
     body = "</A><br><A NAME=1.1.1>".join(lines)
     (tmp_path / "plays" / "hamlet" / "full.html").write_text(PLAY.format(first=body))
-    root = tmp_path / "root"
-    CONVERTERS["shakespeare"](tmp_path / "plays", root / "shakespeare")
-    data = load("shakespeare", root)
+    shakespeare_from_html(tmp_path / "plays", tmp_path / "shakespeare")
+    data = load("shakespeare", tmp_path)
     assert set(data.client_ids) == {"hamlet/HAMLET"}  # the witch has one line
-    from fedcohort.datasets.published import CHARACTERS
 
     def decode(tokens):
         return "".join(("\ufffd" + CHARACTERS)[int(token)] for token in tokens)

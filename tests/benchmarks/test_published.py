@@ -38,11 +38,10 @@ def test_presets_are_settings_of_the_suites():
     """One source for both: each preset is a part, apart from rounds, seeds and target."""
 
     def shown(experiment):
-        free = ("rounds", "seeds", "target", "device")
-        return {k: v for k, v in plain(experiment).items() if k not in free}
+        free = dict.fromkeys(("rounds", "seeds", "target"))
+        return plain(experiment) | free
 
-    every = [p.experiment for s in ("papers", "skip") for p in read_suite(s)]
-    parts = [shown(e) for e in every if not isinstance(e, Script)]
+    parts = [shown(p.experiment) for s in ("papers", "skip") for p in read_suite(s)]
     for name in config.papers():
         preset = shown(config.read(f"paper:{name}"))
         if name == "race-mnist":

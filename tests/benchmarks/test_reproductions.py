@@ -28,6 +28,10 @@ def suite(**rounds):
     return verdicts.Suite("papers", {"parts": parts})
 
 
+def against_uniform(found, papers):
+    return found.rounds(("3", "ours"), "claim", "s", "method", "uniform", 0.9, papers)
+
+
 @pytest.mark.parametrize(
     ("method", "papers", "expected"),
     [
@@ -41,27 +45,28 @@ def suite(**rounds):
     ],
 )
 def test_rounds(method, papers, expected):
-    found = suite(method=method, uniform=[20, 40, 60])
-    row = found.rounds(("3", "ours"), "claim", "s", "method", "uniform", 0.9, papers)
+    row = against_uniform(suite(method=method, uniform=[20, 40, 60]), papers)
     assert row[-1] == expected
     assert row[5] == "3"
 
 
-def test_what_cannot_be_decided_or_was_not_run():
-    both = suite(method=[None, 20, 30], uniform=[20, None, 60])
-    args = (("3", "ours"), "claim", "s", "method", "uniform", 0.9, (50, 100))
-    assert both.rounds(*args)[-1] == verdicts.UNDECIDED
-    two = suite(method=[10, 20], uniform=[20, 40])
-    assert two.rounds(*args)[-1] == verdicts.UNDECIDED
-    assert suite(uniform=[20]).rounds(*args)[-1] == verdicts.NOT_RUN
+@pytest.mark.parametrize(
+    ("rounds", "expected"),
+    [
+        ({"method": [None, 20, 30], "uniform": [20, None, 60]}, verdicts.UNDECIDED),
+        ({"method": [10, 20], "uniform": [20, 40]}, verdicts.UNDECIDED),
+        ({"uniform": [20]}, verdicts.NOT_RUN),
+    ],
+)
+def test_what_cannot_be_decided_or_was_not_run(rounds, expected):
+    assert against_uniform(suite(**rounds), (50, 100))[-1] == expected
 
 
 def test_seeds_are_paired_by_their_number():
     """Where one of the two was run with fewer seeds, the others do not count."""
     found = suite(method=[10, 20, 30, 90], uniform=[1, 20, 40, 60])
     del found.parts["s", "uniform"]["seeds"][0], found.parts["s", "method"]["seeds"][3]
-    args = (("3", "ours"), "claim", "s", "method", "uniform", 0.9, (None, None))
-    row = found.rounds(*args)
+    row = against_uniform(found, (None, None))
     assert row[4].startswith("25.0 ± 7.1 against 30.0 ± 14.1")
     assert (row[5], row[-1]) == ("2", verdicts.UNDECIDED)
 
@@ -99,7 +104,7 @@ def test_first_hits_stand_beside_rounds_below_the_target():
     found = suite(method=[10, 20, 30], uniform=[20, 40, 60])
     for row in found.parts["s", "uniform"]["seeds"]:
         row["curve"] = [0.5, 0.89, 0.5]
-    row = found.rounds(("3", "ours"), "claim", "s", "method", "uniform", 0.9, (50, 100))
+    row = against_uniform(found, (50, 100))
     assert row[4].endswith("; below it 50 ± 0 against 100 ± 0")  # of 100 rounds
 
 

@@ -11,7 +11,7 @@ import provenance
 import pytest
 from parts import join, split_done, write_part
 from run import main
-from suite import SUITES, Script, read_suite
+from suite import SUITES, Part, Script, read_suite
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments.run import check, simulation_of
@@ -84,6 +84,11 @@ def test_processes_share_the_parts_and_stop_in_time(suite, tmp_path, capsys):
     assert capsys.readouterr().err.count("no time left: trial") == 2
     assert main([*words, str(two), "--resume", "--workers", "2", "--seconds", "600"]) == 0
     assert main([*words, str(one)]) == 0
+    assert "done: trial: cohorts of 3, uniform" in capsys.readouterr().err
+    assert main([*words, str(one), "--resume"]) == 0
+    assert "kept: trial: cohorts of 3, uniform" in capsys.readouterr().err
+    assert main([*words, str(one)]) == 2
+    assert "--resume" in capsys.readouterr().err
     for part in (part.first(1) for part in read_suite(suite) if part.variant == "uniform"):
         assert rows_of(two, part) == rows_of(one, part)
 
@@ -105,14 +110,8 @@ def test_other_code_begins_anew_and_does_not_join(suite, tmp_path, monkeypatch):
     assert split_done([first], tmp_path, resume=True) == ([], [first])
 
 
-def test_the_command(suite, tmp_path, capsys):
-    words = ["--suite", suite, "--only", "uniform", "--seeds", "1", "--out", str(tmp_path / "out")]
-    assert main(words) == 0
-    assert "done: trial: cohorts of 3, uniform" in capsys.readouterr().err
-    assert main([*words, "--resume"]) == 0
-    assert "kept: trial: cohorts of 3, uniform" in capsys.readouterr().err
+def test_mistakes_and_the_list_of_parts(suite, capsys):
     for wrong, complaint in (
-        (words, "--resume"),
         (["--suite", "selektion"], "did you mean 'selection'"),
         (["--suite", suite, "--only", "nowhere"], "matches none of 4 parts"),
         (["--suite", suite, "--only", "("], "regular expression"),
@@ -127,17 +126,11 @@ def test_the_command(suite, tmp_path, capsys):
 def test_a_script_is_a_part(tmp_path):
     script = tmp_path / "echo.py"
     script.write_text(
-        "import json, sys\n"
-        "words = sys.argv[1:]\n"
-        "with open(words[-1], 'w') as file:\n"
-        "    json.dump({'result': words[:-1]}, file)\n"
+        "import json, pathlib, sys\n"
+        "pathlib.Path(sys.argv[-1]).write_text(json.dumps({'result': sys.argv[1:-1]}))\n"
     )
-    suite = tmp_path / "scripts.toml"
-    suite.write_text(
-        f"[[settings]]\nname = 's'\nscript = '{script}'\nseeds = [1000, 1001]\n"
-        "variants = {a = ['--device', '{device}']}\n"
-    )
-    (part,) = read_suite(str(suite))
+    run = Script(str(script), ("--device", "{device}"), (1000, 1001))
+    part = Part("scripts", "s", "a", run)
     write_part(part.on("cpu"), tmp_path)
     result = json.loads((tmp_path / part.file_name).read_text())["result"]
     assert result == ["--device", "cpu", "--seeds", "1000", "1001", "--out"]
@@ -147,10 +140,9 @@ def test_a_script_is_a_part(tmp_path):
 
 
 def test_the_code_behind_a_result_is_known(tmp_path):
-    (tmp_path / "src").mkdir()
     digests = set()
-    for text in ("", "changed = True"):
-        (tmp_path / "src" / "code.py").write_text(text)
-        provenance.source_digest.cache_clear()
-        digests.add(provenance.source_digest(True, tmp_path))
+    for name in ("one", "other"):
+        (tmp_path / name / "src").mkdir(parents=True)
+        (tmp_path / name / "src" / "code.py").write_text(f"{name} = True")
+        digests.add(provenance.source_digest(True, tmp_path / name))
     assert len(digests) == 2
