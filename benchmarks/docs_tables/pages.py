@@ -171,7 +171,7 @@ WHY_NOT = {
 
 def flower_apps(*files):
     """Lines of each patch, how many policies run, and why others do not."""
-    lines = []
+    rows = {}  # apps with the same outcome share a row
     for app, found in (pair for file in files for pair in result(file)["result"]["apps"].items()):
         others = {}
         for policy, reason in found["reasons"].items():
@@ -180,7 +180,9 @@ def flower_apps(*files):
                 others.setdefault(words, []).append(policy)
         good = sum(not reason for reason in found["reasons"].values())
         why = "; ".join(f"{words}: {', '.join(names)}" for words, names in others.items())
-        lines.append([app, str(found["lines"]), f"{good} of {len(found['reasons'])}", why])
+        outcome = found["lines"], f"{good} of {len(found['reasons'])}", why
+        rows.setdefault(outcome, []).append(app)
+    lines = [["; ".join(apps), *outcome] for outcome, apps in rows.items()]
     return table(["app", "lines", "policies that run", "the others"], lines)
 
 
