@@ -12,6 +12,7 @@ from docs_tables.results import (
     cost_to,
     deviation,
     difference,
+    log_ratios,
     mean,
     missing,
     paired_interval,
@@ -33,22 +34,20 @@ from docs_tables.results import (
 MARKS = {"faster": " ▲", "slower": " ▼"}
 
 # Policies that have changed since; parts that were not run again have a note.
-EARLIER = (
-    *("active-fl", "clustered-sampling, similarity", "clustered-sampling, sketches", "delta"),
-    *("divfl", "fed-cbs", "flips", "hics-fl", "oort"),
-)
+EARLIER = {"active-fl", "clustered-sampling, similarity", "clustered-sampling, sketches", "delta"}
+EARLIER |= {"divfl", "fed-cbs", "flips", "hics-fl", "oort"}
 
 
 def label(name, part):
     """A variant's name in a table."""
-    if is_uniform_again(name, part):
-        return "uniform cohorts drawn again"
-    return f"{name} †" if is_earlier(name, part) else name
+    return (
+        "uniform cohorts drawn again" if is_uniform_again(name, part) else name + note(name, part)
+    )
 
 
-def is_earlier(name, part):
-    """Whether the part is of an earlier version of its policy."""
-    return name in EARLIER and not part.get("again")
+def note(name, part):
+    """A mark where the part is of an earlier version of its policy."""
+    return " †" if name in EARLIER and not part.get("again") else ""
 
 
 def is_uniform_again(name, part):
@@ -123,7 +122,7 @@ def at_equal_bytes(part, base):
         points = zip(row["curve"], row["megabytes"], strict=True)
         known = [a for a, sent in points if a is not None and sent <= budget]
         values.append(100 * np.mean(known[-2:]) if known else np.nan)
-    return np.array(values)
+    return values
 
 
 def megabytes_to(part, target):
@@ -147,12 +146,11 @@ def ranking(file, *cases):
             if is_uniform_again(name, part):
                 cells.append("(uniform)")
                 continue
-            logs.append(np.log(rounds_to(base, target) / rounds_to(part, target)).mean())
+            logs.append(log_ratios(part, base, target).mean())
             times, word = ratio(part, base, target, len(names))
             value, _, interval = times.removesuffix(")").partition(" (")
             joined = interval.replace(" to ", "\u2060–\u2060")  # which a browser does not break
-            note = " †" if is_earlier(name, part) else ""
-            cells.append(f"{value}{MARKS.get(word, '')}<br>{joined}{note}")
+            cells.append(f"{value}{MARKS.get(word, '')}<br>{joined}{note(name, part)}")
         lines.append((np.mean(logs), [name, f"{np.exp(np.mean(logs)):.2f}x", *cells]))
     lines.sort(key=lambda line: -line[0])
     header = ["policy", "geometric mean", *(words for words, _, _ in columns)]
@@ -163,13 +161,12 @@ def only_there(file, case):
     """Policies that were run in this setting and in no other, against uniform: SETTING=TARGET."""
     _, by_name, target = case_of(file, case)
     others = [held for held in settings_of(file).values() if held is not by_name]
-    names = [name for name in by_name if not any(name in held for held in others)]
-    names = [name for name in names if not name.endswith(TUNED)]
+    alone = {name: part for name, part in by_name.items()
+             if not (name.endswith(TUNED) or any(name in held for held in others))}  # fmt: skip
     base, lines = by_name["uniform"], []
-    for name in names:
-        part = by_name[name]
-        points = difference(points_above(part, base), len(names))
-        fewer = ratio(part, base, target, len(names))
+    for name, part in alone.items():
+        points = difference(points_above(part, base), len(alone))
+        fewer = ratio(part, base, target, len(alone))
         lines.append([name, rounds_cell(part, target), *fewer, *points])
     header = ["policy", f"rounds to {target:.0%}", "fewer rounds", "verdict"]
     return table([*header, "points of accuracy", "verdict"], lines)
@@ -204,18 +201,15 @@ def grid_rows(file):
 
 def grid(file):
     """Which option of each policy is the best on development seeds, over all settings."""
-    scores = {}
+    scores = {}  # of each policy, by option
     for row in (row for row in grid_rows(file) if row["policy"] != "uniform"):
-        of_policy = scores.setdefault(row["policy"], {})
-        of_policy.setdefault(row["variant"], []).append(row["mean accuracy over rounds %"])
+        options = scores.setdefault(row["policy"], {})
+        options.setdefault(row["variant"], []).append(row["mean accuracy over rounds %"])
     if not scores:
         return NOT_RUN
-    best = {
-        p: max(options, key=lambda name: np.mean(options[name])) for p, options in scores.items()
-    }
-    others = [
-        best[policy] for policy, options in scores.items() if best[policy] != next(iter(options))
-    ]
+    best = [max(options, key=lambda name: np.mean(options[name])) for options in scores.values()]
+    papers = [next(iter(options)) for options in scores.values()]
+    others = [name for name in best if name not in papers]
     return (
         f"{sum(map(len, scores.values()))} options of {len(scores)} policies, in "
         "[grid.csv](tables/grid.csv). The paper's option is the best but for "

@@ -241,13 +241,18 @@ def rounds_cell(part, target):
     return f"≥ {text} ({seeds - left} of {seeds} seeds)" if left else text
 
 
+def log_ratios(part, base, target):
+    """Logarithms of how many times fewer rounds than the baseline, over paired seeds."""
+    part, base = with_shared_seeds([part, base])
+    return np.log(rounds_to(base, target) / rounds_to(part, target))
+
+
 def ratio(part, base, target, comparisons=1):
     """How many times fewer rounds than uniform: geometric mean over paired seeds, 95 % interval.
 
     With `comparisons`, so many such intervals hold together.
     """
-    part, base = with_shared_seeds([part, base])
-    logs = np.log(rounds_to(base, target) / rounds_to(part, target))
+    logs = log_ratios(part, base, target)
     interval = paired_interval(logs.tolist(), comparisons)
     if interval is None:
         return f"{np.exp(logs.mean()):.2f}x", "one seed"
