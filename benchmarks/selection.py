@@ -55,8 +55,7 @@ def readings(name: str, count: int, rng: np.random.Generator) -> np.ndarray:
         out = np.zeros(count, sketch_dtype(10, 64, "i2"))
         shapes = np.random.default_rng(0).dirichlet(np.full(64, 0.1), size=(10, 10))
         out["n"] = n = rng.integers(50, 200, count)
-        for first in range(0, count, 50_000):
-            part = slice(first, first + 50_000)
+        for part in (slice(first, first + 50_000) for first in range(0, count, 50_000)):
             mean = shapes[kinds[part]] * n[part, None, None]
             out["counts"][part] = np.round(mean + rng.random(mean.shape) - 0.5)
         return out
@@ -65,17 +64,17 @@ def readings(name: str, count: int, rng: np.random.Generator) -> np.ndarray:
     return centers[kinds] + rng.standard_normal((count, width), dtype=np.float32)
 
 
-def put(signals: Signals, name: str, asked: tuple[str, ...], number: int) -> None:
-    """Record made-up readings as one array: a dict of a million would be the slowest part."""
-    column, _ = signals._column_for(name, Counter())
-    column.put(asked, readings(name, len(asked), stream(number, name)), number)
-
-
 def time_policy(name: str, clients: int, cohort: int, rounds: int) -> dict:
     policy, signals = policy_of(name, clients), Signals()
     everyone = tuple(f"{i:07d}" for i in range(clients))
-    for signal in sorted(policy.needs.profile):
-        put(signals, signal, everyone, 0)
+
+    def put(names, asked, number):
+        """Record made-up readings as one array: a dict of a million would be the slowest part."""
+        for signal in sorted(names):
+            column, _ = signals._column_for(signal, Counter())
+            column.put(asked, readings(signal, len(asked), stream(number, signal)), number)
+
+    put(policy.needs.profile, everyone, 0)
     before, taken = peak_kb(), np.zeros((rounds, 2))
 
     def timed(number, call, *arguments):
@@ -88,11 +87,9 @@ def time_policy(name: str, clients: int, cohort: int, rounds: int) -> dict:
         round = Round(number, everyone, cohort)
         draws = [stream(0, number, phase) for phase in ("candidates", "select")]
         asked = tuple(timed(number, policy.candidates, round, signals, draws[0]))
-        for signal in sorted(policy.needs.query):
-            put(signals, signal, asked, number)
+        put(policy.needs.query, asked, number)
         chosen = timed(number, policy.select, round, signals, draws[1]).clients
-        for signal in sorted(policy.needs.reply):
-            put(signals, signal, chosen, number)
+        put(policy.needs.reply, chosen, number)
         timed(number, policy.observe, round, Outcome(chosen, chosen), signals)
     wall, cpu = taken.T
     return {

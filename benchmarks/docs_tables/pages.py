@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 from against import AGREES, DIFFERS, SAME, compare
@@ -60,12 +61,9 @@ def reproduction_rows():
 def verdicts():
     """How many claims of each paper hold, by form."""
     rows = claims.rows(result)
-    lines = []
-    for paper in sorted({row[0] for row in rows}):
-        for form in claims.FORMS:
-            words = [row[-1] for row in rows if row[:2] == [paper, form]]
-            if words:
-                lines.append([paper, form, *(str(words.count(word)) for word in VERDICTS)])
+    counts = Counter((paper, form, word) for paper, form, *_, word in rows)
+    cases = sorted({(r[0], r[1]) for r in rows}, key=lambda c: (c[0], claims.FORMS.index(c[1])))
+    lines = [[*case, *(counts[*case, word] for word in VERDICTS)] for case in cases]
     return table(["paper", "form", *VERDICTS], lines)
 
 
@@ -147,13 +145,10 @@ def flower_cohorts(file):
     alone, lines = next(iter(curves.values())), []
     for name, rows in curves.items():
         cells = [f"`{name}`" if lines else name, f"{rows[:, -1].mean():.2f}", f"{rows.mean():.2f}"]
-        difference = "{:+.2f} ({:+.2f} to {:+.2f})".format(
-            *paired_interval((rows - alone).mean(axis=1).tolist())
-        )
-        lines.append([*cells, difference if lines else ""])
-    return table(
-        ["cohorts", "after the last round", "mean of all rounds", "difference (95 %)"], lines
-    )
+        interval = paired_interval((rows - alone).mean(axis=1).tolist())
+        lines.append([*cells, "{:+.2f} ({:+.2f} to {:+.2f})".format(*interval) if lines else ""])
+    header = ["cohorts", "after the last round", "mean of all rounds", "difference (95 %)"]
+    return table(header, lines)
 
 
 # Flower's own apps with our patches: docs/flower.md.
@@ -204,26 +199,20 @@ def plan_gain(file):
 
 
 # Accuracy of newcomers and the speed of a registry: docs/personalize.md.
-BASELINES = {
+START_FROM = {
     "warm global": "warm, global model",
     "warm local": "warm, own model",
     "global": "global model",
     "random": "random personal model",
-}
-RETRIEVALS = {
     "nearest": "`nearest`",
     "nearest, auto": "`nearest`, limit auto",
     "nearest, gains": "`nearest`, limit by gains",
     "match": "`match`",
     "match, gains": "`match`, limit by gains",
+    "best": "best single model (needs labels)",
 }
-COLUMNS = (
-    "MNIST, twins",
-    "MNIST, as the text reads",
-    "MNIST, no twins",
-    "FEMNIST, by writer",
-    "Shakespeare, all roles",
-)
+COLUMNS = [f"MNIST, {split}" for split in ("twins", "as the text reads", "no twins")]
+COLUMNS += ["FEMNIST, by writer", "Shakespeare, all roles"]
 
 
 def fraction(value):
@@ -241,12 +230,9 @@ def splits(file):
 def cold_start(file):
     """Accuracy of cold clients by the model that they start from."""
     found = splits(file)
-    without = [(s["baselines"], s["retrieval"][0]["accuracy"]) for s in found.values()]
-    lines = [[label, *(cell(b.get(key)) for b, _ in without)] for key, label in BASELINES.items()]
-    lines += [[label, *(cell(r.get(key)) for _, r in without)] for key, label in RETRIEVALS.items()]
-    lines.append(["best single model (needs labels)", *(cell(b["best"]) for b, _ in without)])
-    seeds = [len(b["global"]["seeds"]) for b, _ in without]
-    lines.append(["seeds", *map(str, seeds)])
+    columns = [split["baselines"] | split["retrieval"][0]["accuracy"] for split in found.values()]
+    lines = [[words, *(cell(c.get(key)) for c in columns)] for key, words in START_FROM.items()]
+    lines.append(["seeds", *(len(column["global"]["seeds"]) for column in columns)])
     return table(["", *found], lines)
 
 
@@ -257,15 +243,15 @@ def cell(accuracy):
 
 def cold_start_private(file):
     """Accuracy of cold clients by the budget and the size of their sketches."""
-    found = splits(file)
-    names = "MNIST, no twins", "FEMNIST, by writer"
+    mnist, femnist = (
+        splits(file)[n]["retrieval"] for n in ("MNIST, no twins", "FEMNIST, by writer")
+    )
     lines = []
-    for pair in zip(*(found[name]["retrieval"] for name in names), strict=True):
+    for pair in zip(mnist, femnist, strict=True):
         sizes = dict.fromkeys(f"{row['rows']} × {2 ** row['bits']}" for row in pair)
-        ways = "nearest", "match"
-        cells = [fraction(row["accuracy"][way]["mean"]) for row in pair for way in ways]
-        budget = pair[0]["epsilon"]
-        lines.append(["none" if budget is None else f"{budget:g}", "; ".join(sizes), *cells])
+        means = [row["accuracy"][way]["mean"] for row in pair for way in ("nearest", "match")]
+        budget = f"{pair[0]['epsilon'] or 0:g}".replace("0", "none")
+        lines.append([budget, "; ".join(sizes), *map(fraction, means)])
     header = ["epsilon", "sketch", "MNIST nearest", "match", "FEMNIST nearest", "match"]
     return table(header, lines)
 
@@ -284,8 +270,7 @@ def registry_scale(file):
 
 def registry_ranking(file):
     """What each ranking retrieves."""
-    held = result(file)
-    keys, r = ("debiased", "unbiased", "half", "plain"), held["result"]
+    keys, r = ("debiased", "unbiased", "half", "plain"), result(file)["result"]
     lines = [
         [f"{row['rows']} × 64, {row['clients']:,}", *(fraction(row[k]) for k in (*keys, "best"))]
         for row in r["ranking"]
