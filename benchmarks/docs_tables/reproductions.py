@@ -13,7 +13,7 @@ import itertools
 import numpy as np
 from docs_tables import verdicts
 from docs_tables.results import SMALLEST_POINTS, spread, values_of
-from docs_tables.verdicts import FAILS, HOLDS, Suite, judged
+from docs_tables.verdicts import FAILS, HOLDS, SMALLEST_GAIN, Suite, judged
 
 FORMS = LITERAL, RELEASED, OURS = "literal", "released", "ours"
 
@@ -277,7 +277,7 @@ def steadiness(papers):
         means = [100 * np.nanmean(values_of(p, "curve").astype(float), axis=1) for p in parts]
         ours, random = (np.std(means[half], axis=0) for half in (slice(0, 4), slice(4, 8)))
         text = f"deviation between them, points: kdpp {spread(ours)}, uniform {spread(random)}"
-        return judged(text, random - ours)
+        return judged(text, random - ours, smallest=SMALLEST_GAIN * random.mean())
 
     claim = (
         "FL-DP3S depends less than random cohorts on how the first model is drawn (Figure 6): "

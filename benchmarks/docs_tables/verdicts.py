@@ -260,7 +260,8 @@ def reward(rows):
     above = np.mean(ours.mean(axis=0) > other.mean(axis=0))
     ours, other = ours.mean(axis=1), other.mean(axis=1)
     text = f"{spread(ours, '{:.3f}')} against {spread(other, '{:.3f}')}; above in {above:.0%} of "
-    return judged(f"{text}the first {len(rows[0]['random'])} rounds", ours - other)
+    text += f"the first {len(rows[0]['random'])} rounds"
+    return judged(text, ours - other, smallest=SMALLEST_GAIN * abs(other.mean()))
 
 
 def initialization(rows):
