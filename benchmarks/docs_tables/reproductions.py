@@ -40,6 +40,7 @@ def paper_0(papers, cold):
     literal, released, ours = (("0", form) for form in FORMS)
     yield papers.script(literal, "Figure 1", "sketch distance", verdicts.separation)
     yield papers.script(literal, "Figure 4", "sketches", verdicts.total_variation)
+    yield papers.script(ours, "Figure 4", "sketches", verdicts.calibrated, "exact")
     yield papers.script(literal, "Theorem 3.3", "sketches", verdicts.median, "converges")
     yield papers.script(ours, "Theorem 3.4", "sketches", verdicts.private_error, "rate")
     for name, words in SETTINGS_0.items():

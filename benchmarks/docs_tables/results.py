@@ -85,7 +85,9 @@ def joined(held, later):
     added = []
     for part in later["parts"]:
         setting, source = part["setting"], later["provenance"][part["made_by"]]["source"]
-        if source not in sources.get(setting, {source}):
+        if "result" in part:  # a script's takes the place of an earlier one
+            part = {**part, "again": True}
+        elif source not in sources.get(setting, {source}):
             check_baseline(setting, baselines.get(setting), published.get((setting, BASELINE)))
             earlier = published.get((setting, part["variant"]), {"seeds": []})
             known = {row["seed"] for row in earlier["seeds"]}

@@ -178,6 +178,17 @@ def total_variation(rows):
     return text, HOLDS if smallest > 0.9 else FAILS
 
 
+def calibrated(rows):
+    """the total variation that `fedcohort distance --kind total-variation` estimates is the exact
+    one (Figure 4): it lies in the 95 % interval for at least 90 % of the pairs
+    """
+    if "calibrated error" not in rows[0]:
+        return NOT_RUN, NOT_RUN
+    inside = np.mean([row["inside the interval"] for row in rows])
+    text = f"inside for {inside:.0%}; off by {of(rows, 'calibrated error', '{:.2f}')}"
+    return text, HOLDS if inside >= 0.9 else FAILS
+
+
 def mean_points(rows, key):
     """A number of each point, as a mean over the seeds."""
     return np.mean([[point[key] for point in row["points"]] for row in rows], axis=0)
