@@ -79,3 +79,23 @@ def test_what_was_not_run_is_grouped(suite, monkeypatch):
         "- cohorts of 3: skip, always",
         "- cohorts of 4: all variants",
     ]
+
+
+def test_later_results_add_seeds_or_take_the_place_of_earlier_ones(monkeypatch):
+    def part(variant, *seeds):
+        rows = [{"seed": seed} for seed in seeds]
+        about = {"setting": "s", "variant": variant, "made_by": 0}
+        return about | {"experiment": {"seeds": list(seeds)}, "seeds": rows}
+
+    def file(source, *parts):
+        return {"commit": source, "provenance": [{"source": source}], "parts": list(parts)}
+
+    monkeypatch.setattr(results, "check_baseline", lambda *a: None)
+    held = file("old", part("uniform", 1, 2), part("more", 1), part("again", 1, 2))
+    later = file("new", part("uniform", 2, 3), part("more", 2, 3), part("again", 1))
+    whole = results.by_name(results.joined(held, later)["parts"])
+    found = {variant: p["experiment"]["seeds"] for (_, variant), p in whole.items()}
+    assert found == {"uniform": [1, 2, 3], "more": [1, 2, 3], "again": [1]}
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="different code"):
+        results.joined(held, file("new", part("more", 4)))
