@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from against import DIFFERS, compare
-from suite import read_suite
+from suite import published_experiment, read_suite
 
 from fedcohort.analysis.comparison import paired_interval
 
@@ -127,9 +127,10 @@ def by_name(every):
 
 def with_more_seeds(part, more):
     """A part with the seeds of another run of it; a ValueError if that is not what it is."""
-    one, other = ({**p["experiment"], "seeds": []} for p in (part, more))
+    one, other = ({**p["experiment"], "seeds": [0]} for p in (part, more))
+    same = one == other or published_experiment(one) == published_experiment(other)
     whole = with_seeds(part, sorted([*part["seeds"], *more["seeds"]], key=lambda row: row["seed"]))
-    if one != other or len(set(whole["experiment"]["seeds"])) < len(whole["seeds"]):
+    if not same or len(set(whole["experiment"]["seeds"])) < len(whole["seeds"]):
         raise ValueError(f"{part['setting']}, {part['variant']} was run twice, not with more seeds")
     return whole
 
