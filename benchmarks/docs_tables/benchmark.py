@@ -384,22 +384,20 @@ def time_headline(file):
 def time_claim(file):
     """Say how much sooner matching with time gets there, and where it does not."""
     runs = settings_of(file)
-    ahead, behind = [], []
-    for setting, run in runs.items():
-        gain = sooner(run[ASKED], run[best_of_others(run)])
-        if gain is not None and gain[1] > 1:
-            ahead.append((gain, *(sooner(run[ASKED], run[v]) for v in ("uniform", PRIVATE))))
-        else:
-            behind.append(setting)
-    best, random, plain = map(span, zip(*ahead, strict=True))
+    gains = {s: sooner(run[ASKED], run[best_of_others(run)]) for s, run in runs.items()}
+    ahead = [s for s, gain in gains.items() if gain is not None and gain[1] > 1]
+    behind = "; ".join(s for s in runs if s not in ahead)
+    random, plain = (
+        span(sooner(runs[s][ASKED], runs[s][name]) for s in ahead) for name in ("uniform", PRIVATE)
+    )
     learned = span(sooner(run[LEARNED], run[PRIVATE]) for run in runs.values())
-    others = f" Not beyond chance: {'; '.join(behind)}." if behind else ""
     seeds = {row["seed"] for run in runs.values() for row in run[ASKED]["seeds"]}
     return (
         f"In {len(ahead)} of {len(runs)} settings it reaches the target sooner than the best "
-        f"policy of others, by a factor of {best}; that is {random} against random cohorts and "
-        f"{plain} against plain matching.{others} Durations that are only learned are worth a "
-        f"factor of {learned} over plain matching (geometric means, {seeds_text(seeds)}).\n"
+        f"policy of others, by a factor of {span(gains[s] for s in ahead)}; that is {random} "
+        f"against random cohorts and {plain} against plain matching."
+        f"{f' Not beyond chance: {behind}.' if behind else ''} Durations that are only learned are "
+        f"worth a factor of {learned} over plain matching (geometric means, {seeds_text(seeds)}).\n"
     )
 
 
