@@ -42,7 +42,7 @@ VARIANTS = {"xgboost-comprehensive": {"bagging": {}, "cyclic": {"train-method": 
 
 
 def rows(name: str, client: int):
-    """Return made-up examples in the columns of a data set; labels differ between clients."""
+    """Made-up examples in the columns of a data set; labels differ between clients."""
     rng = np.random.default_rng(client)
     labels = (client + rng.integers(2, size=EXAMPLES)) % (2 if "imdb" in name else 10)
     if "imdb" in name:
@@ -63,7 +63,7 @@ def rows(name: str, client: int):
 
 
 def made_up(name: str, client: int):
-    """Return them as a Hugging Face data set."""
+    """The same as a Hugging Face data set."""
     import datasets
 
     columns = rows(name, client)
@@ -75,7 +75,7 @@ def made_up(name: str, client: int):
 
 
 def stand_in(name: str) -> ModuleType:
-    """Return a new module in the place of one that would download, or need another PyTorch."""
+    """A new module in the place of one that would download, or need another PyTorch."""
     module = sys.modules[name] = ModuleType(name)
     module.__spec__ = ModuleSpec(name, None)
     return module
@@ -171,14 +171,13 @@ def run_app(settings: dict, policy: str) -> str:
 
     made = []
 
-    class Kept(CohortStrategy):
-        def __init__(self, *args, **options):
-            super().__init__(*args, timeout=60, **options)
-            made.append(self)
+    def kept(*args, **options):
+        made.append(CohortStrategy(*args, timeout=60, **options))
+        return made[-1]
 
     try:
         server, client, config = load_app()
-        server.CohortStrategy = Kept
+        server.CohortStrategy = kept
         changed = {k: v for k, v in SETTINGS.items() if k in config} | settings
         config = {**config, **changed, "policy": policy}
         random.seed(0)

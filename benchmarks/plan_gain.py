@@ -31,7 +31,7 @@ NOT_FITTED = ("time", "grid")  # suites that repeat settings of others
 
 
 def measured_settings():
-    """Return setting and file wherever uniform and SketchMatch were measured, most seeds first."""
+    """File and setting wherever uniform and SketchMatch were measured, with the most seeds."""
     found = {}
     left_out = {f"benchmark-{suite}.json" for suite in NOT_FITTED}
     for path in (p for p in sorted(RESULTS.glob("benchmark-*.json")) if p.name not in left_out):
@@ -57,25 +57,20 @@ def curve_rounds(part, target):
     return part["experiment"]["rounds"] - curve_step(part) * after
 
 
-def common_target(base, ours):
-    """The highest accuracy, in steps of 5 %, that every seed of both reaches."""
-    best = min(max(filter(None, row["curve"])) for part in (base, ours) for row in part["seeds"])
-    return np.floor(20 * best) / 20
-
-
 def speed_up(base, ours):
     """Mean log ratio of rounds over targets that all seeds of both reach, and those targets."""
     reached = [t for t in base["targets"] if not (missing(base, t) or missing(ours, t))]
     if reached:
         logs = [np.log(rounds_to(base, t) / rounds_to(ours, t)) for t in reached]
         return np.mean(logs, axis=0), reached, "rounds"
-    target = common_target(base, ours)
+    best = min(max(filter(None, row["curve"])) for part in (base, ours) for row in part["seeds"])
+    target = np.floor(20 * best) / 20  # every seed of both reaches it
     logs = np.log(curve_rounds(base, target) / curve_rounds(ours, target))
     return logs, [float(target)], f"curve, every {curve_step(base)} rounds"
 
 
 def sketches(part, seeds):
-    """Return the sketches that the measured policy was sent, for some of its seeds."""
+    """The sketches that the measured policy was sent, for some of its seeds."""
     values = {**part["experiment"], "device": "cpu"}
     values["seeds"] = values["seeds"][:seeds]
     values["policy"] = {"name": "sketch-match", "options": {"epsilon": 1.0}}
@@ -85,12 +80,6 @@ def sketches(part, seeds):
         readings = seed.collect("race_sketch", seed.clients)
         found.append(np.array([readings[c] for c in seed.clients]))
     return found
-
-
-def worth_of(readings, size):
-    """Return what matched cohorts are worth, as `fedcohort plan` says."""
-    (worth,) = plan(readings, [size], ["sketch-match"]).worths
-    return {**asdict(worth), "waiting": len(worth.waiting)}
 
 
 def fit_of(discrepancies, log_ratios):
@@ -106,6 +95,7 @@ def row_of(file, setting, seeds):
     base, ours = found["uniform"], found[VARIANT]
     logs, targets, read = speed_up(base, ours)
     seen, size = sketches(ours, seeds), ours["experiment"]["cohort_size"]
+    (worth,) = plan(seen[0], [size], ["sketch-match"]).worths
     return {
         "setting": setting,
         "dataset": ours["experiment"]["data"]["dataset"],
@@ -116,7 +106,7 @@ def row_of(file, setting, seeds):
         "measured": float(np.exp(np.mean(logs))),
         "log_ratios": [float(v) for v in logs],
         "discrepancy": float(np.mean([BetweenClients(one).uniform(size) for one in seen])),
-        "worth": worth_of(seen[0], size),
+        "worth": {**asdict(worth), "waiting": len(worth.waiting)},
     }
 
 

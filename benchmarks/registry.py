@@ -68,10 +68,9 @@ class Population:
         return self.counts(rng.multinomial(n, mixture), rng), n, mixture
 
     def sketches(self, number, clients=BLOCK):
-        counts, n, _ = self.block(number, clients)
-        for row, size in zip(counts, n.tolist(), strict=True):
+        for counts, n, _ in zip(*self.block(number, clients), strict=True):
             one = self.empty.empty_like()
-            one.counts, one.n = row.astype(np.int64), size
+            one.counts, one.n = counts.astype(np.int64), int(n)
             yield one
 
 
