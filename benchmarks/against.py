@@ -33,9 +33,9 @@ Twins = tuple[Part, Mapping[str, Any]]
 class Repetition:
     """One part beside the published one, over the seeds that both have.
 
-    It is the "same" if all cohorts are and accuracies differ by rounding only; it has "other bytes"
+    It is the "same" if all cohorts are and accuracies differ by rounding only, with "other bytes"
     if the ledger charges for something else; it "agrees" if the mean accuracies are within three
-    standard errors, taken from the published spread over seeds; otherwise it "differs".
+    standard errors, by the published spread over seeds; otherwise it "differs".
     """
 
     setting: str

@@ -187,27 +187,25 @@ def loss_changes(clients, times, cohorts, seed, device):
     """All clients' loss changes over one round, (cohorts, clients), at each of the times."""
     schedule = Schedule(0.5, (150, 300))
     local = LocalTraining(epochs=3, batch_size=64, lr=0.005, schedule=schedule)
-    shape, classes = clients.dataset.sample_shape, clients.dataset.classes
-    options = {"cohort_size": 10, "local": local, "device": device, "evaluate_every": 0}
-    model = build("mlp-64-30", shape, classes, seed=seed)
-    training = Simulation(clients, model, Uniform(), seeds=(seed,), **options)
+    main = training(clients, "mlp-64-30", Uniform(), local, seed, device)
     probes = tuple(range(10**6, 10**6 + cohorts))  # cohorts and batches of their own
-    probe = Simulation(clients, model, Uniform(), seeds=probes, **options)
+    options = {"cohort_size": 10, "local": local, "device": device, "evaluate_every": 0}
+    probe = Simulation(clients, main.model(0), Uniform(), seeds=probes, **options)
     jobs = [Job(0, rows) for rows in clients.parts.values()]
 
     def losses(model):
-        return training.trainer.losses(model, jobs, training.train_data)
+        return main.trainer.losses(model, jobs, main.train_data)
 
     changes = {}
     for number in range(max(times) + 1):
         if number in times:
-            start = training.seeds[0].model.clone()
+            start = main.seeds[0].model.clone()
             for one in probe.seeds:
                 one.model = start.clone()
             probe.round_number, before = number, losses(start)
             probe.step()
             changes[number] = np.array([losses(one.model) - before for one in probe.seeds])
-        training.step()
+        main.step()
     return changes
 
 
@@ -241,9 +239,11 @@ def embedding(seed, device):
     data = load("fashion-mnist").standardized()
     clients = federate(data, "shards", clients=100, seed=seed, per_client=1)
     local, policy = LocalTraining(epochs=3, batch_size=64, lr=0.005), FedCor(warmup=15)
-    one = trained(clients, "mlp-64-30", policy, local, seed, device, rounds=16)
+    simulation = training(clients, "mlp-64-30", policy, local, seed, device)
+    for _ in range(16):
+        simulation.step()
     label = dict(zip(clients.clients, clients.label_counts().argmax(axis=1), strict=True))
-    state = one.session.policy.state
+    state = simulation.seeds[0].session.policy.state
     labels = np.array([label[c] for c in state.clients])
     x = state.embedding / np.linalg.norm(state.embedding, axis=0)
     alike = x.T @ x
@@ -252,15 +252,11 @@ def embedding(seed, device):
     return by_label(alike, labels) | {"nearest has the same label": same}
 
 
-def trained(clients, model, policy, local, seed, device, rounds, after=lambda one: None):
-    """What a simulation holds of its seed after some rounds; `after` sees it after each."""
+def training(clients, model, policy, local, seed, device):
+    """A simulation with cohorts of ten that is not evaluated."""
     data, options = clients.dataset, {"seeds": (seed,), "device": device, "evaluate_every": 0}
     first = build(model, data.sample_shape, data.classes, seed=seed)
-    simulation = Simulation(clients, first, policy, cohort_size=10, local=local, **options)
-    for _ in range(rounds):
-        simulation.step()
-        after(simulation.seeds[0])
-    return simulation.seeds[0]
+    return Simulation(clients, first, policy, cohort_size=10, local=local, **options)
 
 
 class WatchedUniform(Uniform):
@@ -277,13 +273,12 @@ def reward(seed, device):
     local = LocalTraining(epochs=5, batch_size=400, lr=0.1, epoch_decay=0.9993)
     rewards = {}
     for name, policy in (("fedacs", FedACS()), ("random", WatchedUniform())):
-        kept = rewards[name] = []
-
-        def keep(one, kept=kept):
+        simulation, rewards[name] = training(clients, "cifar-cnn", policy, local, seed, device), []
+        for _ in range(60):
+            simulation.step()
+            one = simulation.seeds[0]
             distances = one.session.signals.values("update_distance", one.finished)
-            kept.append(-float(np.mean(distances)))
-
-        trained(clients, "cifar-cnn", policy, local, seed, device, rounds=60, after=keep)
+            rewards[name].append(-float(np.mean(distances)))
     return rewards
 
 

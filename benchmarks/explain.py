@@ -67,12 +67,24 @@ def federation(seed, shifts):
     return [site(rng, n, *of_site.get(i, ())) for i, n in enumerate(sizes)], planted
 
 
-def score(sites, planted):
-    """Hits by kind, and how many other columns are marked."""
-    gaps = enumerate(column_gaps(sites))
-    marks = {(i, j) for i, of_site in gaps for j, gap in enumerate(of_site) if gap.marked}
-    hits = Counter(kind for where, kind in planted.items() if where in marks)
-    return hits, len(marks - planted.keys())
+def measured(made, budget):
+    """What is found in several federations under one budget."""
+    hits, asked, false = Counter(), Counter(), 0
+    for seed, (sites, planted) in zip(SEEDS, made, strict=True):
+        if budget is not None:
+            rng = stream(seed, "noise")
+            sites = [s.privatize(*budget, rng=rng, explain=0.5) for s in sites]
+        gaps = enumerate(column_gaps(sites))
+        marks = {(i, j) for i, of_site in gaps for j, gap in enumerate(of_site) if gap.marked}
+        hits += Counter(kind for where, kind in planted.items() if where in marks)
+        asked, false = asked + Counter(planted.values()), false + len(marks - planted.keys())
+    return {
+        "budget": budget,
+        "planted": dict(asked),
+        "found": {kind: hits[kind] for kind in asked},
+        "false_marks": false,
+        "looked_at": len(SEEDS) * SITES * len(COLUMNS),
+    }
 
 
 def main():
@@ -83,24 +95,6 @@ def main():
             rows.append(measured(made, budget))
             print(rows[-1], flush=True)
     write(RESULT, {"sites": SITES, "seeds": SEEDS, "rows": rows})
-
-
-def measured(made, budget):
-    """What is found in several federations under one budget."""
-    hits, asked, false = Counter(), Counter(), 0
-    for seed, (sites, planted) in zip(SEEDS, made, strict=True):
-        if budget is not None:
-            rng = stream(seed, "noise")
-            sites = [s.privatize(*budget, rng=rng, explain=0.5) for s in sites]
-        found, wrong = score(sites, planted)
-        hits, asked, false = hits + found, asked + Counter(planted.values()), false + wrong
-    return {
-        "budget": budget,
-        "planted": dict(asked),
-        "found": {kind: hits[kind] for kind in asked},
-        "false_marks": false,
-        "looked_at": len(SEEDS) * SITES * len(COLUMNS),
-    }
 
 
 if __name__ == "__main__":
