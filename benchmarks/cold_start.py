@@ -70,9 +70,11 @@ def split(dataset, name, clients, cold, seed):
         # all test samples of the client's classes, which it has in about equal shares
         tests = {c: np.flatnonzero(np.isin(dataset.y_test, own)) for c, own in classes.items()}
     if name == "twins":
-        mixed = {c: rng.permutation(rows) for c, rows in parts.items()}
-        warm = {c: rows[: len(rows) // 2] for c, rows in mixed.items()}
-        cold = {c: mixed[c][len(mixed[c]) // 2 :] for c in list(parts)[:cold]}
+        halves = {
+            c: np.array_split(rng.permutation(rows), [len(rows) // 2]) for c, rows in parts.items()
+        }
+        warm = {c: first for c, (first, _) in halves.items()}
+        cold = {c: halves[c][1] for c in list(parts)[:cold]}
     else:
         warm = {c: rows for c, rows in parts.items() if c not in cold}
         cold = {c: rows for c, rows in parts.items() if c in cold}
@@ -289,8 +291,8 @@ def main():
     setting = model, _, _, cohort, rounds, local, _ = SETTINGS[args.dataset]
     stated = {"dataset": args.dataset, "model": model, "cohort": cohort, "rounds": rounds}
     stated["local"] = {k: getattr(local, k) for k in ("epochs", "batch_size", "lr", "optimizer")}
-    splits = [run(load(args.dataset), setting, args.split, args)]
-    write(args.out, {**stated, "seeds": args.seeds, "splits": splits})
+    split = run(load(args.dataset), setting, args.split, args)
+    write(args.out, {**stated, "seeds": args.seeds, "splits": [split]})
 
 
 if __name__ == "__main__":

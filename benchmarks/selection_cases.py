@@ -103,8 +103,8 @@ def like_clients(rows: int = 10, bits: int = 6) -> RaceSketch:
 
 def balanced(rows: int = 10, bits: int = 6, **options: Any) -> SketchMatch:
     """SketchMatch with the sketch of 100 public, balanced images as its target."""
-    target = like_clients(rows, bits)
-    target.add(long_tail().x_test[:PUBLIC].reshape(PUBLIC, -1), long_tail().y_test[:PUBLIC])
+    target, data = like_clients(rows, bits), long_tail()
+    target.add(data.x_test[:PUBLIC].reshape(PUBLIC, -1), data.y_test[:PUBLIC])
     return SketchMatch(target=target, pool="random", rows=rows, bits=bits, **options)
 
 
@@ -121,9 +121,9 @@ def exchange_data(simulation: Simulation, number: int) -> None:
     """In one round, every client's data move to another client."""
     for seed in simulation.seeds if number == MOVE else ():
         parts = seed.federation.parts
-        names = list(parts)
-        order = stream(seed.seed, "drift").permutation(len(names))
-        parts.update({names[i]: parts[names[j]] for i, j in enumerate(order)})
+        order = stream(seed.seed, "drift").permutation(len(parts))
+        held = list(parts.values())
+        parts.update(zip(parts, [held[i] for i in order], strict=True))
 
 
 BOTH = {name: name for name in ("uniform", "sketch-match")}
@@ -216,20 +216,18 @@ def run(case: Case, variant: str, seeds: list[int], device: str) -> list[dict[st
         device=device,
         **case.options,
     )
-    histories = [History(seed) for seed in seeds]
+    rounds = []
     for number in range(case.window[1]):
         case.before_round(simulation, number)
-        for history, record in zip(histories, simulation.step(), strict=True):
-            history.rounds.append(record)
-    pairs = zip(histories, simulation.seeds, strict=True)
-    return [row_of(history, seed.federation, case.window) for history, seed in pairs]
+        rounds.append(simulation.step())
+    of_seeds = zip(seeds, zip(*rounds, strict=True), simulation.seeds, strict=True)
+    return [row_of(History(s, [*rs]), one.federation, case.window) for s, rs, one in of_seeds]
 
 
 def row_of(history: History, federation: Federation, window: tuple[int, int]) -> dict[str, Any]:
-    clients = list(federation.parts)
-    place = {client: i for i, client in enumerate(clients)}
+    place = {client: i for i, client in enumerate(federation.parts)}
     chosen = [[place[c] for c in cohort] for cohort in history.selections[slice(*window)]]
-    picks, counts = participation(history.selections, clients), federation.label_counts()
+    picks, counts = participation(history.selections, [*place]), federation.label_counts()
     seen = itertools.accumulate(map(set, history.selections), set.union)
     return {
         "seed": history.seed,

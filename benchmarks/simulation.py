@@ -164,9 +164,8 @@ def measure_gpu(name, pfl_python, folder):
         about = {"seeds": seeds, "precision": precision, "rounds": rounds}
         return about | {"mean_s": round(mean(seconds), 6), "median_s": round(median(seconds), 6)}
 
-    precisions = dict.fromkeys(precision for _, precision in runs)
     result = {"fedcohort": [timed("fedcohort", *run) for run in runs]}
-    result["loop"] = [timed("loop", 1, precision) for precision in precisions]
+    result["loop"] = [timed("loop", 1, p) for p in dict.fromkeys(p for _, p in runs)]
     if name == "pfl-cifar10" and pfl_python != sys.executable:
         result["pfl"] = timed("pfl", 1, "float32", pfl_python)
     return result
@@ -175,8 +174,8 @@ def measure_gpu(name, pfl_python, folder):
 def main():
     names = {"workloads": str, "engines": ",".join(ENGINES), "pfl_python": sys.executable}
     args = arguments(__doc__, **names, gpu=False, out=str)
-    engines = dict.fromkeys(args.engines.split(","), sys.executable)
-    engines |= {name: args.pfl_python for name in engines if name == "pfl"}
+    python = {"pfl": args.pfl_python}
+    engines = {name: python.get(name, sys.executable) for name in args.engines.split(",")}
     place = "gpu" if args.gpu else "cpu"
     names = args.workloads.split(",") if args.workloads else ON_GPU if args.gpu else ON_CPU
     results = {}

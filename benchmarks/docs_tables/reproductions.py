@@ -291,14 +291,7 @@ def steadiness(papers):
 
 def rows(results):
     """All rows: paper, form, claim, the paper's numbers, ours, seeds, command, verdict."""
-    papers, skip, cold = (
-        Suite(name, results(f"benchmark-{name}.json")) for name in ("papers", "skip", "coldstart")
-    )
-    every = (
-        paper_0(papers, cold),
-        paper_1(papers),
-        paper_2(skip),
-        paper_3(papers),
-        paper_4(papers),
-    )
-    return [row for of_paper in every for row in of_paper]
+    suites = ("papers", "skip", "coldstart")
+    papers, skip, cold = (Suite(name, results(f"benchmark-{name}.json")) for name in suites)
+    rows = [*paper_0(papers, cold), *paper_1(papers), *paper_2(skip)]
+    return [*rows, *paper_3(papers), *paper_4(papers)]

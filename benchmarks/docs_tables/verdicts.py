@@ -70,13 +70,12 @@ class Suite:
         """
         start = "" if self.name == "papers" else ": "  # keeps MNIST apart from Fashion-MNIST
         command = f"`--suite {self.name} --only '{start}{names[0][0]}, {only}'`"
-        parts = [self.parts.get(name) for name in names]
-        if any(part is None for part in parts):
-            return [*paper, claim, theirs, NOT_RUN, "", command, NOT_RUN]
-        first, *others = with_shared_seeds(parts)
-        text, word = judge(first, *others)
-        seeds = first["seeds"] if "seeds" in first else first["experiment"]["seeds"]
-        return [*paper, claim, theirs, text, str(len(seeds)), command, word]
+        text, seeds, word = NOT_RUN, "", NOT_RUN
+        if all(name in self.parts for name in names):
+            parts = with_shared_seeds([self.parts[name] for name in names])
+            text, word = judge(*parts)
+            seeds = str(len(parts[0].get("seeds", parts[0]["experiment"]["seeds"])))
+        return [*paper, claim, theirs, text, seeds, command, word]
 
     def rounds(self, paper, claim, setting, method, base, target, papers):
         """Rounds to a target of a method and its baseline; `papers` are the paper's two numbers."""
