@@ -74,7 +74,8 @@ class Suite:
         if all(name in self.parts for name in names):
             parts = with_shared_seeds([self.parts[name] for name in names])
             text, word = judge(*parts)
-            seeds = str(len(parts[0].get("seeds", parts[0]["experiment"]["seeds"])))
+            first = parts[0]
+            seeds = str(len((first if "seeds" in first else first["experiment"])["seeds"]))
         return [*paper, claim, theirs, text, seeds, command, word]
 
     def rounds(self, paper, claim, setting, method, base, target, papers):
