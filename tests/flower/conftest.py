@@ -10,6 +10,7 @@ import copy
 import gc
 import importlib.util
 import json
+import math
 import struct
 import time
 from collections.abc import Callable
@@ -135,6 +136,33 @@ class LocalGrid:
             for record in message.content.config_records.values():
                 total += sum(map(numbers_in, record.values()))
         return total
+
+
+class SlowGrid:
+    """Lets the replies to training messages come when their clients are done."""
+
+    def __init__(self, grid, clock, seconds):
+        self.grid, self.clock, self.seconds = grid, clock, seconds
+        self.due, self.away = {}, set()
+
+    def __getattr__(self, name):
+        return getattr(self.grid, name)
+
+    def get_nodes(self):
+        return [node for node in self.grid.get_nodes() if node.node_id not in self.away]
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        ids = self.grid.push_messages(messages)
+        for identifier, message in zip(ids, messages, strict=True):
+            is_training = message.metadata.message_type == "train"
+            node = message.metadata.dst_node_id
+            self.due[identifier] = self.clock.now + (self.seconds[node] if is_training else 0.0)
+        return ids
+
+    def pull_messages(self, message_ids):
+        ready = [i for i in message_ids if self.due.get(i, 0.0) <= self.clock.now + 1e-9]
+        return self.grid.pull_messages(ready)
 
 
 def npy(header, content=b"12345678"):
@@ -372,7 +400,7 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.now = max(self.now + seconds, math.nextafter(self.now, math.inf))
 
 
 @pytest.fixture

@@ -8,20 +8,23 @@ import numpy as np
 import pytest
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import FedAvg
+from tests.flower.conftest import SlowGrid
 
-from fedcohort.flower import CohortStrategy
+from fedcohort.flower import CohortStrategy, Pace
+from fedcohort.flower.client.model import Measured
+from fedcohort.flower.server import asking
 from fedcohort.gates import CMFL, OptimalSampling, SketchToSkip
 from fedcohort.policies import POLICIES, Policy
 from fedcohort.rounds import Selection
 from fedcohort.signals.catalog import SIGNALS, Needs, register_signal
 from fedcohort.signals.forms import Numbers
 from fedcohort.simulate import Simulation
+from fedcohort.simulate.clock import Durations, Trace
 
 ROUNDS = 4
 
 
-def run_flower(digits, policy, gate=None, **options):
-    grid = digits.grid(classes=10)
+def run_flower(digits, policy, gate=None, grid=None, **options):
     test = digits.federation.dataset.x_test
     strategy = CohortStrategy(
         FedAvg(fraction_evaluate=0.0, min_evaluate_nodes=0),
@@ -29,8 +32,8 @@ def run_flower(digits, policy, gate=None, **options):
         cohort_size=3,
         gate=gate,
         seed=7,
-        timeout=5,
         center=test.reshape(len(test), -1).mean(axis=0),
+        **{"timeout": 5, **options},
     )
     accuracies = []
 
@@ -38,11 +41,12 @@ def run_flower(digits, policy, gate=None, **options):
         accuracies.append(digits.accuracy(arrays))
         return MetricRecord({"accuracy": accuracies[-1]})
 
+    grid = grid or digits.grid(classes=10)
     strategy.start(grid, digits.arrays(), ROUNDS, evaluate_fn=evaluate)
     return strategy, accuracies[1:]
 
 
-def run_simulation(digits, policy, gate=None):
+def run_simulation(digits, policy, gate=None, **options):
     simulation = Simulation(
         digits.federation,
         digits.model(),
@@ -53,6 +57,7 @@ def run_simulation(digits, policy, gate=None):
         aggregation="size-weighted",
         seeds=(7,),
         device="cpu",
+        **options,
     )
     return simulation.seeds[0].session, [simulation.step()[0] for _ in range(ROUNDS)]
 
@@ -68,7 +73,7 @@ def check_same(flower, accuracies, session, records, extra_down=0):
     assert down["model"] == session.ledger.by_kind("down")["model"]
 
 
-# Durations are real seconds in Flower and modeled ones in the simulator.
+# They need durations, which are real seconds in Flower and modeled ones in the simulator.
 UNLIKE = {"oort", "tifl", "haccs"}
 
 
@@ -79,6 +84,65 @@ def test_a_policy_picks_the_same_cohorts(digits, name):
     centered = policy().signal_options.get("race_sketch", {}).get("center")
     extra = len(digits.clients) * 64 * 8 if centered else 0
     check_same(*run_flower(digits, policy()), *run_simulation(digits, policy()), extra_down=extra)
+
+
+TIMED = [
+    POLICIES["uniform"](),
+    POLICIES["oort"](),
+    POLICIES["sketch-match"](time=True),
+    POLICIES["sketch-match"](time=True, turns=1, label_weight=0.0),
+    POLICIES["sketch-match"](time="ask"),
+]
+#: With the positions of the clients that are there in the first rounds, and everybody later.
+PACES = [
+    (Pace(), []),
+    (Pace(over_select=1.5), []),
+    (Pace(over_select=1.5, late="next"), [[0, 1, 2, 3, 4], [3, 4]]),  # in round 2 the late ones
+    (Pace(deadline=7.0), []),
+    (Pace(deadline="50%", late="next", deviation=0.35), []),
+]
+
+
+@pytest.mark.parametrize(("pace", "there"), PACES, ids=["all", "more", "next", "deadline", "share"])
+@pytest.mark.parametrize("policy", TIMED, ids=repr)
+def test_the_same_durations_give_the_same_rounds(digits, clock, monkeypatch, policy, pace, there):
+    """Cohorts, arrivals, updates and clock; the server looks for replies every half second."""
+    seconds = {c: 2.0 + 3 * i % 17 for i, c in enumerate(digits.clients)}
+    monkeypatch.setattr(asking, "FIRST_PAUSE", 0.5)
+    monkeypatch.setattr(asking, "MAX_PAUSE", 0.5)
+    monkeypatch.setattr(
+        Measured, "expected_durations", lambda client: np.array([seconds[client.ids[0]]])
+    )
+    rounds = [[digits.clients[i] for i in some] for some in there] + [digits.clients]
+    trace = dict(enumerate(rounds, 1))
+    grid = SlowGrid(digits.grid(classes=10), clock, {digits.node(c): seconds[c] for c in seconds})
+
+    def show(number):
+        away = set(digits.clients).difference(trace[min(number, len(trace))])
+        grid.away = {digits.node(client) for client in away}
+
+    show(1)
+    flower, accuracies = run_flower(
+        digits,
+        copy.deepcopy(policy),
+        grid=grid,
+        pace=pace,
+        timeout=100,
+        on_round=lambda report: show(report.round + 1),
+    )
+    options = {"durations": Durations({}, {}, seconds), "availability": Trace(trace)}
+    session, records = run_simulation(digits, policy, pace=pace, **options)
+    for name in ("selected", "finished", "cut", "late", "bytes_up"):
+        assert [getattr(r, name) for r in flower.history] == [getattr(r, name) for r in records]
+    for name in ("seconds", "elapsed"):
+        clock = [getattr(r, name) for r in records]
+        assert [getattr(r, name) for r in flower.history] == pytest.approx(clock, abs=0.002)
+    assert accuracies == pytest.approx([r.accuracy for r in records], abs=1e-4)
+    for report, record in zip(flower.history, records, strict=True):
+        assert report.slowest in (record.slowest, None)  # unknown where it has not answered
+    clients = session.signals.known("duration", digits.clients)
+    known = [s.signals.values("duration", clients) for s in (flower.session, session)]
+    assert known[0] == pytest.approx(known[1])
 
 
 @pytest.mark.parametrize(

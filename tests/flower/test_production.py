@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from functools import partial
 
@@ -10,38 +9,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp import strategy as flower
+from tests.flower.conftest import SlowGrid
 
 from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.flower import Directory, GridCollector, KeptSketches, Pace, attach
 from fedcohort.flower.client import answer
-from fedcohort.policies import Uniform
 from fedcohort.session import Session
-from fedcohort.simulate import Simulation
 from fedcohort.simulate.clock import Durations
-
-
-class SlowGrid:
-    """Lets the replies to training messages come when their clients are done."""
-
-    def __init__(self, grid, clock, seconds):
-        self.grid, self.clock, self.seconds = grid, clock, seconds
-        self.due = {}
-
-    def __getattr__(self, name):
-        return getattr(self.grid, name)
-
-    def push_messages(self, messages):
-        messages = list(messages)
-        ids = self.grid.push_messages(messages)
-        for identifier, message in zip(ids, messages, strict=True):
-            is_training = message.metadata.message_type == "train"
-            node = message.metadata.dst_node_id
-            self.due[identifier] = self.clock.now + (self.seconds[node] if is_training else 0.0)
-        return ids
-
-    def pull_messages(self, message_ids):
-        ready = [i for i in message_ids if self.due.get(i, 0.0) <= self.clock.now + 1e-9]
-        return self.grid.pull_messages(ready)
 
 
 def slow(digits, clock, **seconds):
@@ -262,6 +236,24 @@ def test_a_late_update_enters_the_round_in_which_it_arrives(digits, cohort, cloc
     assert strategy.session.ledger.total("up") == grid.bytes_crossed("up")
 
 
+def test_a_resumed_run_says_which_late_updates_it_lost(digits, cohort, clock, tmp_path, caplog):
+    """Their messages belong to the run that ended; the clients take part again."""
+
+    def run(rounds):
+        strategy = cohort(
+            cohort_size=8,
+            pace=Pace(deadline=5.0, late="next"),
+            timeout=100,
+            checkpoint=tmp_path / "run.ckpt",
+        )
+        strategy.start(slow(digits, clock, client_3=50.0), digits.arrays(), rounds)
+        return strategy.history
+
+    assert run(1)[0].cut == ("client-3",) and "lost" not in caplog.text
+    assert "client-3" in run(2)[1].selected
+    assert "1 late updates were lost, of client-3" in caplog.text
+
+
 @pytest.mark.parametrize(("liar", "most"), [("client-3", 60), ("client-4", 120)])
 def test_a_late_update_weighs_no_more_than_it_may(digits, cohort, clock, liar, most):
     """A claim of 2^62 examples was clipped only in rounds without late updates."""
@@ -289,35 +281,3 @@ def test_a_late_update_weighs_no_more_than_it_may(digits, cohort, clock, liar, m
 def test_a_gate_and_a_pace_do_not_go_together(cohort):
     with pytest.raises(ConfigError, match="gate"):
         cohort(gate="cmfl", pace=Pace(deadline=1.0))
-
-
-@pytest.mark.parametrize(
-    "pace", [Pace(over_select=1.5), Pace(deadline=7.0), Pace(deadline=7.0, late="next")], ids=str
-)
-def test_cohorts_and_arrivals_are_the_simulators(digits, cohort, clock, pace):
-    """The same policy, seed and durations, in a simulation and in a Flower grid."""
-    rates = {c: 2.0 + 2.0 * i for i, c in enumerate(digits.clients)}
-    sizes = {c: len(digits.federation.parts[c]) for c in digits.clients}
-    speeds = {c: sizes[c] / rates[c] for c in digits.clients}
-    durations = Durations(speeds, dict.fromkeys(digits.clients, 1e30))
-    simulation = Simulation(
-        digits.federation,
-        digits.model(),
-        Uniform(),
-        cohort_size=4,
-        local=digits.local,
-        aggregation="size-weighted",
-        seeds=(3,),
-        device="cpu",
-        durations=durations,
-        pace=pace,
-    )
-    records = [simulation.step()[0] for _ in range(4)]
-    each = {digits.node(c): rates[c] for c in digits.clients}
-    strategy = cohort(cohort_size=4, pace=copy.copy(pace), timeout=100)
-    strategy.start(SlowGrid(digits.grid(), clock, each), digits.arrays(), 4)
-    for record, report in zip(records, strategy.history, strict=True):
-        assert (report.selected, report.finished) == (record.selected, record.finished)
-        assert (report.cut, report.late) == (record.cut, record.late)
-        assert report.slowest in (record.slowest, None)  # unknown where it has not answered
-        assert report.seconds == pytest.approx(record.seconds, abs=1.1)  # between looks for replies

@@ -162,6 +162,7 @@ def save_checkpoint(strategy: CohortStrategy, arrays: ArrayRecord) -> None:
         "center": strategy.collector.center,
         "kinds": strategy.collector.kinds,
         "refused": dict(strategy.refused),
+        "late": sorted(strategy.replies.late),
         "run": strategy.run_token,
         "registered": sorted(strategy.directory.registered),
         "history": [asdict(report) for report in strategy.history],
@@ -183,6 +184,8 @@ def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
         raise InvalidCheckpoint(f"{strategy.checkpoint}: its sketches have another center")
     storage.restore(strategy.checkpoint, lambda state: _restore(strategy, state), state)
     LOG.info("continuing %s after round %d", strategy.checkpoint, strategy.rounds_before)
+    if late := state.get("late"):  # their messages belong to the run that ended
+        LOG.warning("%d late updates were lost, of %s", len(late), ", ".join(late))
     return inner.from_saved(state["arrays"])
 
 

@@ -247,14 +247,15 @@ class Replies:
 
         Each is the same step as the client made, from the current model.
         """
-        waiting = {p.message_id: c for c, p in self.late.items() if p.reply is None}
-        replies = {c: pending.reply for c, pending in self.late.items() if pending.reply}
-        for message in grid.pull_messages(list(waiting)):
-            replies[waiting[message.metadata.reply_to_message_id]] = message
+        waiting = [pending.message_id for pending in self.late.values() if not pending.reply]
+        replies = {m.metadata.reply_to_message_id: m for m in grid.pull_messages(waiting)}
         updates: dict[ClientId, Update] = {}
         ages = {}
-        for client, message in replies.items():
-            pending = self.late.pop(client)
+        for client, pending in list(self.late.items()):
+            message = pending.reply or replies.get(pending.message_id)
+            if message is None:
+                continue
+            del self.late[client]
             try:
                 update = self.checked(message, pending.model.arrays)
             except DataError as error:

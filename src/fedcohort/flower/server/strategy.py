@@ -306,12 +306,12 @@ class CohortStrategy(Strategy):
         """Ask for signals and let the policy pick."""
         session, collector, late = self.session, self.collector, self.replies.late
         nodes = collector.nodes
-        if nodes.keys() <= late.keys():
-            late.clear()
-        there = [client for client in nodes if client not in late]
+        there = [client for client in nodes if client not in late] or list(nodes)
         if session.round_number == 0 and session.policy.profile_first:
             session.profile(there, collector)
         selection = session.begin(there, collector)
+        for client in selection.clients:  # a new task replaces the one at work
+            late.pop(client, None)
         if self.sketches is not None:
             self.sketches.keep(collector, there)
         for name, problems in collector.problems.items():
