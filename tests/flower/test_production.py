@@ -236,6 +236,26 @@ def test_a_late_update_enters_the_round_in_which_it_arrives(digits, cohort, cloc
     assert strategy.session.ledger.total("up") == grid.bytes_crossed("up")
 
 
+def test_a_resumed_run_knows_how_long_clients_take_and_what_they_weigh(
+    digits, cohort, clock, tmp_path
+):
+    """After a restart, a deadline in percent had nothing to go by, and a liar's weight no limit."""
+
+    def run(rounds, **options):
+        each = {digits.node(client): 1.0 + i for i, client in enumerate(digits.clients)}
+        grid = SlowGrid(digits.grid(), clock, each)
+        strategy = cohort(cohort_size=8, pace=Pace(deadline="50%"), timeout=100, **options)
+        strategy.start(grid, digits.arrays(), rounds)
+        return strategy
+
+    whole = run(4)
+    run(2, checkpoint=tmp_path / "run.ckpt")
+    resumed = run(4, checkpoint=tmp_path / "run.ckpt")
+    assert [r.seconds for r in resumed.history] == [r.seconds for r in whole.history]
+    assert resumed.replies.weights == whole.replies.weights
+    assert len(whole.replies.weights) == 8
+
+
 def test_a_resumed_run_says_which_late_updates_it_lost(digits, cohort, clock, tmp_path, caplog):
     """Their messages belong to the run that ended; the clients take part again."""
 

@@ -163,6 +163,8 @@ def save_checkpoint(strategy: CohortStrategy, arrays: ArrayRecord) -> None:
         "kinds": strategy.collector.kinds,
         "refused": dict(strategy.refused),
         "late": sorted(strategy.replies.late),
+        "durations": strategy.durations,
+        "weights": strategy.replies.weights,
         "run": strategy.run_token,
         "registered": sorted(strategy.directory.registered),
         "history": [asdict(report) for report in strategy.history],
@@ -215,6 +217,8 @@ def _restore(strategy: CohortStrategy, state: dict[str, Any]) -> None:
     strategy.collector.kinds = {name: dict(each) for name, each in state["kinds"].items()}
     strategy.collector.initial = Model(inner.from_saved(state["initial"]))
     strategy.directory.registered.update(state["registered"])
+    strategy.durations.update(state.get("durations", {}))
+    strategy.replies.weights.update(state.get("weights", {}))
     strategy.run_token = str(state["run"])
     strategy.rounds_before = session.round_number
     strategy.refused.clear()

@@ -140,7 +140,7 @@ class Replies:
         self.late: dict[ClientId, Late] = {}
         self._forms: Counter[Form] = Counter()
         self._wrong: Counter[ClientId] = Counter()
-        self._weights: dict[ClientId, float] = {}
+        self.weights: dict[ClientId, float] = {}
         self._any_accepted = False
 
     def accepted(
@@ -176,9 +176,9 @@ class Replies:
 
     def _clip_weights(self, updates: dict[ClientId, Update]) -> None:
         """Keep a client that claims 2^62 examples from making the next model its own."""
-        self._weights.update({client: update.weight for client, update in updates.items()})
-        clipped = believed(np.array(list(self._weights.values())))
-        limits = dict(zip(self._weights, clipped.tolist(), strict=True))
+        self.weights.update({client: update.weight for client, update in updates.items()})
+        clipped = believed(np.array(list(self.weights.values())))
+        limits = dict(zip(self.weights, clipped.tolist(), strict=True))
         for client, update in updates.items():
             if update.weight > (limit := limits[client]):
                 LOG.warning("%s weighs %g; %g is used", client, update.weight, limit)

@@ -158,7 +158,7 @@ class CohortStrategy(Strategy):
         self.rounds_before = 0
         self.run_token = ""
         self.unanswered: Counter[str] = Counter()
-        self._durations: dict[ClientId, float] = {}
+        self.durations: dict[ClientId, float] = {}
         self._handed_on = self._round = 0
         self._started = time.monotonic()
         self._cohort: Cohort | None = None
@@ -223,7 +223,7 @@ class CohortStrategy(Strategy):
             )
         self._hand_on()
         if self.out is not None:
-            self.out.end(self.session, self.history, self.directory.nodes, self._durations)
+            self.out.end(self.session, self.history, self.directory.nodes, self.durations)
         return record.renumbered(result, before, arrays)
 
     def configure_train(
@@ -350,7 +350,7 @@ class CohortStrategy(Strategy):
 
     def _until(self, wanted: int) -> Callable[[Sequence[Reply], float], float]:
         """Return what ends the training exchange of a round that does not wait for everybody."""
-        limit = self.pace.limit(self._durations.values())
+        limit = self.pace.limit(self.durations.values())
 
         def left(replies: Sequence[Reply], elapsed: float) -> float:
             good = sum(reply.message.has_content() for reply in replies)
@@ -379,7 +379,7 @@ class CohortStrategy(Strategy):
             self.replies.late[client] = late_one
         in_time = [client for client in cohort.sent if client not in cut]
         updates = self.replies.accepted(came, in_time, model.arrays)
-        self._durations.update({c: s for c, s in seconds.items() if c in updates})
+        self.durations.update({c: s for c, s in seconds.items() if c in updates})
         signals = reply_signals(session.policy, updates, model, seconds)
         self.replies.weigh(updates, late, model, self.pace)
         self._finish_round(signals, updates, tuple(late), arrivals)
@@ -407,7 +407,7 @@ class CohortStrategy(Strategy):
         lost = {client for client, message in came.items() if not message.has_content()}
         each = {client: seconds.get(client, math.inf) for client in cohort.sent}
         wanted = min(self.wanted, len(each))
-        arrivals = self.pace.close(wanted, each, lost, self.pace.limit(self._durations.values()))
+        arrivals = self.pace.close(wanted, each, lost, self.pace.limit(self.durations.values()))
         if arrivals.extended:
             LOG.info("nobody met the deadline; the round waited for the first update")
         return arrivals
