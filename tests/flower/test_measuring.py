@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord
 from torch import nn
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.flower.client.answer import Answers
+from fedcohort.flower.client.attach import Answers
 from fedcohort.flower.client.data import Examples
 from fedcohort.simulate import LocalTraining, build
 from fedcohort.simulate.local import Job, Trainer
@@ -25,7 +25,7 @@ def measured(client, context):
     def make(model):
         examples = Examples((X, Y))
         given = (lambda _: examples, lambda _: model, None, None, None, None, 3, None, "cpu")
-        answers = Answers(*given, train=None, evaluate=None)
+        answers = Answers(*given, own_train=None, own_evaluate=None, mods=[])
         message = client.message("query.fedcohort", ArrayRecord(model.state_dict()))
         return answers.asked(message, context)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort import storage
@@ -166,6 +166,11 @@ def content_of(message: Message) -> RecordDict:
     if reason is not None:
         raise DataError(reason)
     return message.content
+
+
+def record_of(message: Message) -> ConfigRecord:
+    """Return what a reply says beside its update; DataError with the reason if it is an error."""
+    return content_of(message).config_records.get(RECORD, ConfigRecord())
 
 
 # --- models -------------------------------------------------------------------------------------

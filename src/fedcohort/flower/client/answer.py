@@ -10,7 +10,6 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower import wire
-from fedcohort.flower.client.data import Data, Examples
-from fedcohort.flower.client.privacy import Privacy, allowed_signals, check_covered, sketch
+from fedcohort.flower.client.data import Examples
+from fedcohort.flower.client.privacy import SIGNALS_KEY, Privacy, check_covered, sketch
 from fedcohort.flower.wire import LOG, RECORD, Flat, Request
 from fedcohort.registry import lookup
 from fedcohort.rounds import ClientId
@@ -29,9 +28,7 @@ from fedcohort.signals.catalog import SIGNALS, Clients, Options
 from fedcohort.signals.projection import Vectors
 
 if TYPE_CHECKING:
-    import torch
-
-    from fedcohort.simulate.local import LocalTraining
+    from fedcohort.flower.client.attach import Answers
 
 MAX_BYTES = 1 << 26  # of what a server may send beside arrays
 SHORT = 1024  # numbers that a sketch may always have, however small the model
@@ -114,17 +111,12 @@ class Memory:
 
     def __init__(self, context: Context, run: str) -> None:
         self.state: RecordDict = context.state
-        if self.stamps.get("run", "") != run:
+        stamps = self.state.config_records.get(OURS + "stamps")
+        if stamps is None or stamps.get("run") != run:
             for name in [key for key in self.state if key.startswith(OURS)]:
                 del self.state[name]
-            self.stamps["run"] = run
-
-    @property
-    def stamps(self) -> ConfigRecord:
-        """The stamp of each entry."""
-        if OURS + "stamps" not in self.state:
-            self.state[OURS + "stamps"] = ConfigRecord()
-        return self.state.config_records[OURS + "stamps"]
+            self.state[OURS + "stamps"] = ConfigRecord({"run": run})
+        self.stamps = self.state.config_records[OURS + "stamps"]
 
     def keep(self, name: str, content: Mapping[str, Any], stamp: int | str) -> None:
         """Keep records under a name, in place of those that were there."""
@@ -166,57 +158,6 @@ def warn_of_exact(private_by: str, name: str) -> None:
         private_by,
         name,
     )
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What a client can tell; the fields are arguments of `attach`.
-
-    `train` and `evaluate` are the app's own handlers, where it has them; `private_by` names what
-    makes its training private.
-    """
-
-    data: Data
-    model: Callable[[Context], torch.nn.Module] | None
-    local: LocalTraining | None
-    signals: frozenset[str] | None
-    privacy: Privacy | None
-    insight: Callable[[Any, Any], ArrayLike] | None
-    classes: int
-    loss: str | Callable[..., Any] | None
-    device: str
-    train: Handler | None
-    evaluate: Handler | None
-    private_by: str = ""
-
-    def asked(self, message: Message, context: Context) -> Asked:
-        """Return what answers one message."""
-        if self.model is None:
-            return Asked(self, message, context)
-        from fedcohort.flower.client.model import Measured
-
-        return Measured(self, message, context)
-
-    def reply(self, message: Message, context: Context) -> Message:
-        """Say who this client is, where the server does not know, and answer its questions."""
-        client, record = self.asked(message, context), ConfigRecord()
-        request = client.request
-        if any(SIGNALS[n].needs_model(request.options.get(n, {})) for n in request.signals):
-            wire.payload(client.arrays)  # an error if it holds none
-            record["held"] = request.version
-        if not request.client:
-            try:
-                record["id"] = own_id(context)
-            except ConfigError as error:  # it may be known by a key or name
-                record["id.error"] = wire.error_line(error)
-            record["tags"] = str(context.node_config.get("fedcohort-tags", ""))
-        record.update(client.record(request.signals))
-        return Message(RecordDict({RECORD: record}), reply_to=message)
-
-    def reads_metrics(self, name: str) -> bool:
-        """Whether a signal is read from the metrics of a training reply: a loss, without model."""
-        computed = self.model is not None or callable(self.loss)
-        return SIGNALS[name].work == "forward" and not computed
 
 
 class Asked(Clients):
@@ -266,15 +207,15 @@ class Asked(Clients):
 
     def check_released(self, name: str) -> None:
         """ConfigError unless app, operator and budget let a signal leave this client."""
-        allowed, own = allowed_signals(self.context), self.answers.signals
+        own, allowed = self.answers.signals, self.context.node_config.get(SIGNALS_KEY)
         if own is not None and name not in own:
             raise ConfigError(f"this client does not release {name!r}: attach(signals=...)")
-        if allowed is not None and name not in allowed:
+        if allowed is not None and name not in map(str.strip, str(allowed).split(",")):
             raise ConfigError(
-                f"the operator of this node does not release {name!r} (fedcohort-signals)"
+                f"the operator of this node does not release {name!r} ({SIGNALS_KEY})"
             )
         check_covered(name, self.privacy)
-        private_by = self.answers.private_by
+        private_by = self.answers.private_by()
         if private_by and self.privacy is None and SIGNALS[name].tells_of_records({}):
             warn_of_exact(private_by, name)
 
@@ -289,14 +230,11 @@ class Asked(Clients):
                     record[f"{name}.kind"] = self._kind
             except Exception as error:  # an update, or another signal, is worth having without it
                 LOG.exception("signal %s", name)
-                record[f"{name}.error"] = wire.error_line(error) + self._hint(name)
+                measured = self.answers.model is not None and SIGNALS[name].work != "data"
+                hint = "; without attach(model=...), the app's own handlers answer"
+                hint = hint if measured and self.answers.own_train else ""
+                record[f"{name}.error"] = wire.error_line(error) + hint
         return record
-
-    def _hint(self, name: str) -> str:
-        """Say what may help where the measuring of the model fails."""
-        if self.answers.model is None or SIGNALS[name].work == "data" or not self.answers.train:
-            return ""
-        return "; without attach(model=...), the app's own handlers answer"
 
     def reading(self, name: str) -> NDArray[Any]:
         """Compute a signal."""
@@ -320,11 +258,9 @@ class Asked(Clients):
         return self.answers.data(self.context)
 
     def examples(self) -> list[tuple[Any, Any]]:
-        """Return the client's inputs and labels."""
         return [self.data.arrays()]
 
     def sizes(self) -> NDArray[np.int64]:
-        """Return the client's number of examples."""
         return np.array([len(self.data)], np.int64)
 
     def classes(self) -> int:
@@ -335,7 +271,6 @@ class Asked(Clients):
         return classes
 
     def insights(self) -> list[ArrayLike]:
-        """Return the user's own vector."""
         if self.answers.insight is None:
             raise ConfigError("the server asks for 'insight': pass attach(insight=...)")
         return [self.answers.insight(x, y) for x, y in self.examples()]
@@ -367,7 +302,7 @@ class Asked(Clients):
             x, y = self.data.arrays()
             values = np.asarray(loss(self.arrays.to_numpy_ndarrays(), x, y), np.float64)
             return np.array([np.mean(values**power)])
-        evaluate, reply = self.answers.evaluate, self.trained_reply
+        evaluate, reply = self.answers.own_evaluate, self.trained_reply
         value = None if reply is None else loss_in(reply.content, loss)
         # An app may abort its process where the model is empty, as Flower's XGBoost app does.
         if value is None and (reply is None or (evaluate and wire.payload(self.arrays))):
@@ -384,17 +319,17 @@ class Asked(Clients):
         return Vectors(self.start - self.trained().numpy())
 
     def trained(self, fresh: bool = True) -> Vectors:
-        """Return the model after training now, or (fresh=False) after the last training."""
         if fresh:
             return Vectors(
-                wire.flatten(arrays_in(self._handled(self.answers.train, "@app.train()").content))
+                wire.flatten(
+                    arrays_in(self._handled(self.answers.own_train, "@app.train()").content)
+                )
             )
         number = self.request.held_round
         held = self.memory.vector("trained", number) if number >= 0 else None
         return Vectors(self.start if held is None else held)
 
     def steps(self, fresh: bool = True) -> Vectors:
-        """Return `trained` minus the model."""
         return Vectors(self.trained(fresh).numpy() - self.start)
 
     def _handled(self, handler: Handler | None, name: str) -> Message:

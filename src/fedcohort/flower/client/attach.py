@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +19,21 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
+from flwr.client.mod.utils import make_ffn
 from flwr.clientapp import ClientApp
 from numpy.typing import ArrayLike
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower import wire
 from fedcohort.flower.client.answer import (
-    Answers,
     Asked,
     Handler,
     arrays_in,
     config_of,
+    own_id,
     reading_in,
 )
-from fedcohort.flower.client.data import Keys, data_function, from_settings
+from fedcohort.flower.client.data import Data, Keys, data_function, from_settings
 from fedcohort.flower.client.privacy import COUNT_METRICS, Privacy, check_covered
 from fedcohort.flower.wire import LOG, PROBE, QUERY, RAISED, RECORD, UPLOAD
 from fedcohort.gates import GATES
@@ -121,29 +123,77 @@ def attach(
         device,
         own_train,
         own_evaluate,
-        _claims_privacy(app._mods),
+        app._mods,
     )
     around = [mod for mod in app._mods if not _is_private(mod)]  # which fail without a model
-    handlers[QUERY] = replying_with_errors(through(around, answers.reply))
+    handlers[QUERY] = replying_with_errors(make_ffn(answers.reply, around))
     if own_evaluate is not None:
         handlers["evaluate.default"] = hiding_size(own_evaluate, privacy)
     if model is not None or own_train is not None:
-        ours = through(app._mods, partial(train_by_our_code, answers))
-        training = Training(answers, hiding_size(own_train or ours, privacy))
-        handlers["train.default"] = replying_with_errors(training.train)
-        handlers[PROBE] = replying_with_errors(training.probe)
-        handlers[UPLOAD] = replying_with_errors(through(around, training.upload))
+        handlers["train.default"] = replying_with_errors(answers.train)
+        handlers[PROBE] = replying_with_errors(answers.probe)
+        handlers[UPLOAD] = replying_with_errors(make_ffn(answers.upload, around))
 
 
-class Training:
-    """The handlers of ``train`` and of a gate's two phases; `handler` is what trains."""
+@dataclass(frozen=True)
+class Answers:
+    """What a client can tell, and the handlers of its messages; fields are arguments of `attach`.
 
-    def __init__(self, answers: Answers, handler: Handler) -> None:
-        self.answers, self.handler = answers, handler
+    `own_train` and `own_evaluate` are the app's handlers, where it has them, `mods` its mods.
+    """
+
+    data: Data
+    model: Callable[[Context], torch.nn.Module] | None
+    local: LocalTraining | None
+    signals: frozenset[str] | None
+    privacy: Privacy | None
+    insight: Callable[[Any, Any], ArrayLike] | None
+    classes: int
+    loss: str | Callable[..., Any] | None
+    device: str
+    own_train: Handler | None
+    own_evaluate: Handler | None
+    mods: list[Any]
+
+    def asked(self, message: Message, context: Context) -> Asked:
+        """Return what answers one message; PyTorch is loaded only where there is a model."""
+        if self.model is None:
+            return Asked(self, message, context)
+        from fedcohort.flower.client.model import Measured
+
+        return Measured(self, message, context)
+
+    def reply(self, message: Message, context: Context) -> Message:
+        """Say who this client is, where the server does not know, and answer its questions."""
+        client, record = self.asked(message, context), ConfigRecord()
+        request = client.request
+        if any(SIGNALS[n].needs_model(request.options.get(n, {})) for n in request.signals):
+            wire.payload(client.arrays)  # an error if it holds none
+            record["held"] = request.version
+        if not request.client:
+            try:
+                record["id"] = own_id(context)
+            except ConfigError as error:  # it may be known by a key or name
+                record["id.error"] = wire.error_line(error)
+            record["tags"] = str(context.node_config.get("fedcohort-tags", ""))
+        record.update(client.record(request.signals))
+        return Message(RecordDict({RECORD: record}), reply_to=message)
+
+    def reads_metrics(self, name: str) -> bool:
+        """Whether a signal is read from the metrics of a training reply: a loss, without model."""
+        computed = self.model is not None or callable(self.loss)
+        return SIGNALS[name].work == "forward" and not computed
+
+    def private_by(self) -> str:
+        """Return what makes this app's training private, "" if nothing does."""
+        if "opacus" in sys.modules:
+            return "Opacus"
+        private = [mod for mod in self.mods if _is_private(mod)]
+        return str(getattr(private[0], "__name__", type(private[0]).__name__)) if private else ""
 
     def train(self, message: Message, context: Context) -> Message:
         """Train, and reply with the update and the signals that were asked for."""
-        client = self.answers.asked(message, context)
+        client = self.asked(message, context)
         reply = self._trained(client, client.arrays)
         if client.request.remember and not reply.has_error():
             client.memory.keep("trained", {"": arrays_in(reply.content)}, client.request.round)
@@ -155,7 +205,7 @@ class Training:
         A client that was not asked for its last update goes on from what it learned, where the
         gate says so: it starts from the global model plus the difference it kept.
         """
-        client = self.answers.asked(message, context)
+        client = self.asked(message, context)
         request, memory = client.request, client.memory
         begin, difference = client.arrays, None
         if request.on_skip == "keep":
@@ -180,7 +230,7 @@ class Training:
 
     def upload(self, message: Message, context: Context) -> Message:
         """Send the update that the last probe was about."""
-        client = self.answers.asked(message, context)
+        client = self.asked(message, context)
         request, memory = client.request, client.memory
         content = memory.recall("update", request.round)
         if content is None:
@@ -194,10 +244,12 @@ class Training:
     def _trained(self, client: Asked, begin: ArrayRecord) -> Message:
         """Train from `begin`, and add the signals; those are taken under the global model."""
         request, content = client.request, client.message.content
-        later = set(filter(self.answers.reads_metrics, request.signals))
+        later = set(filter(self.reads_metrics, request.signals))
         record = client.record(name for name in request.signals if name not in later)
         content[request.arrays] = begin
-        reply = self.handler(client.message, client.context)
+        ours = make_ffn(partial(train_by_our_code, self), self.mods)
+        training = hiding_size(self.own_train or ours, self.privacy)
+        reply = training(client.message, client.context)
         if request.signals and not reply.has_error():
             client.trained_reply = reply
             record.update(client.record(later))
@@ -232,18 +284,6 @@ def hiding_size(handler: Handler, privacy: Privacy | None) -> Handler:
     return hiding
 
 
-def through(mods: Sequence[Any], handler: Handler) -> Handler:
-    """Return a handler with mods around it, the first one outermost, as Flower calls them."""
-    for mod in reversed(mods):
-        handler = partial(_call_mod, mod, handler)
-    return handler
-
-
-def _call_mod(mod: Any, call_next: Handler, message: Message, context: Context) -> Message:
-    reply: Message = mod(message, context, call_next)
-    return reply
-
-
 def replying_with_errors(handler: Handler) -> Handler:
     """Return a handler that replies with an error where it raises.
 
@@ -264,11 +304,3 @@ def _is_private(mod: Any) -> bool:
     """Whether a mod is one of Flower's for differential privacy."""
     module = str(getattr(mod, "__module__", type(mod).__module__))
     return module.startswith("flwr.") and "dp_mod" in module
-
-
-def _claims_privacy(mods: Sequence[Any]) -> str:
-    """Return what makes this app's training private, "" if nothing does."""
-    if "opacus" in sys.modules:
-        return "Opacus"
-    private = [mod for mod in mods if _is_private(mod)]
-    return str(getattr(private[0], "__name__", type(private[0]).__name__)) if private else ""

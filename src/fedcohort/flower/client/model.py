@@ -72,7 +72,6 @@ class Measured(Asked):
             return usual_loss(self.network, self.network(next(iter(self.batches))[0]))
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
-        """Return the mean of loss^power."""
         model, total = self.model, 0.0
         with torch.no_grad():
             for x, y in self.batches:
@@ -101,7 +100,6 @@ class Measured(Asked):
         return (torch.cat([part.ravel() for part in parts]) / n).cpu().numpy()
 
     def gradient_spreads(self) -> NDArray[np.float64]:
-        """Return the spread of the gradients of the client's batches, in a random order."""
         model, (x, y) = self.model, self.tensors
         rng = stream(self.request.seed, "gradient spread", self.request.round, self.ids[0])
         order = rng.permutation(len(y))
@@ -124,7 +122,7 @@ class Measured(Asked):
 
     def trained(self, fresh: bool = True) -> Vectors:
         """Return the model after training now, by our code where the app has no training."""
-        if self.answers.train is not None or not fresh:
+        if self.answers.own_train is not None or not fresh:
             return super().trained(fresh)
         return Vectors(self.train(f"query/{self.ids[0]}"))
 

@@ -110,14 +110,6 @@ class Privacy:
         return digest.hexdigest()
 
 
-def allowed_signals(context: Context) -> frozenset[str] | None:
-    """Return the signals that the operator of this node allows; None for no restriction."""
-    config: Mapping[str, Any] = context.node_config
-    if SIGNALS_KEY not in config:
-        return None
-    return frozenset(filter(None, (n.strip() for n in str(config[SIGNALS_KEY]).split(","))))
-
-
 def check_covered(name: str, privacy: Privacy | None) -> None:
     """ConfigError if a signal tells of the records past the budget that this client keeps."""
     reveals = SIGNALS[name].reveals

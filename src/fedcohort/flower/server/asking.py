@@ -124,14 +124,14 @@ class Model:
 
 
 def reading_of(
-    record: ConfigRecord | None, name: str, options: Mapping[str, Option]
+    record: ConfigRecord, name: str, options: Mapping[str, Option]
 ) -> NDArray[Any] | None:
     """Return a reading from a reply, None if there is none.
 
     What is too large or malformed comes back as opaque bytes, which the session charges, drops and
     counts, as it does readings of the wrong form.
     """
-    data = None if record is None else record.get(name)
+    data = record.get(name)
     if not isinstance(data, bytes):
         return None
     limit = SIGNALS[name].form(options).max_bytes
@@ -142,9 +142,9 @@ def reading_of(
         return wire.refused(data)
 
 
-def why_missing(record: ConfigRecord | None, name: str) -> str:
+def why_missing(record: ConfigRecord, name: str) -> str:
     """Return why a reply has no reading of a signal."""
-    problem = None if record is None else record.get(f"{name}.error")
+    problem = record.get(f"{name}.error")
     return problem[:MAX_REASON] if isinstance(problem, str) else "the reply came without it"
 
 
@@ -205,9 +205,9 @@ class GridCollector:
         self._charged = {(client, False) for client in continuing}
         self._held = {c: held for c, held in self._held.items() if c in continuing}
 
-    def confirm(self, client: ClientId, record: ConfigRecord | None) -> None:
+    def confirm(self, client: ClientId, record: ConfigRecord) -> None:
         """Note which model a client says it holds."""
-        held = None if record is None else record.get("held")
+        held = record.get("held")
         if isinstance(held, str) and held:
             self._held[client] = held
 
@@ -302,29 +302,44 @@ class GridCollector:
 
     def _ask(self, name: str, clients: Sequence[ClientId]) -> None:
         names, model = self._together(name), self._model(name)
-        messages = []
+        messages = {}
         for client in clients:
             content = self.content(names, client, model.version)
             is_profile = SIGNALS[name].when == "profile"
             if self.needed(name) != "none" and self.must_carry(client, model, is_profile):
                 content[self.request.arrays] = model.arrays
-            messages.append(Message(content, self.nodes[client], QUERY, ttl=self.timeout + 5))
-        client_at = {self.nodes[client]: client for client in clients}
-        problems = dict.fromkeys(clients, "no reply")
-        for reply in exchange(self.grid, messages, self.timeout):
-            client = client_at[reply.sent.metadata.dst_node_id]
-            try:
-                record = wire.content_of(reply.message).config_records.get(RECORD)
-            except DataError as error:
-                problems[client] = str(error)
-            else:
-                del problems[client]
-                self.take(client, record, names)
+            ttl = self.timeout + 5
+            messages[client] = Message(content, self.nodes[client], QUERY, ttl=ttl)
+
+        def read(client: ClientId, record: ConfigRecord, seconds: float) -> None:
+            self.take(client, record, names)
+
+        problems = self.exchange(messages, read)
         for other in names:
             self._answers.update({(other, client): None for client in problems})
             self.problems.setdefault(other, {}).update(problems)
 
-    def take(self, client: ClientId, record: ConfigRecord | None, names: Sequence[str]) -> None:
+    def exchange(
+        self,
+        messages: Mapping[ClientId, Message],
+        read: Callable[[ClientId, ConfigRecord, float], None],
+    ) -> dict[ClientId, str]:
+        """Exchange messages, and return why clients brought nothing.
+
+        ``read(client, record, seconds)`` takes the others' answers, or raises a DataError.
+        """
+        problems = dict.fromkeys(messages, "no reply")
+        client_at = {m.metadata.dst_node_id: client for client, m in messages.items()}
+        for reply in exchange(self.grid, messages.values(), self.timeout):
+            client = client_at[reply.sent.metadata.dst_node_id]
+            try:
+                read(client, wire.record_of(reply.message), reply.seconds)
+                del problems[client]
+            except DataError as error:
+                problems[client] = str(error)
+        return problems
+
+    def take(self, client: ClientId, record: ConfigRecord, names: Sequence[str]) -> None:
         """Read the answers of a client to the questions `names`."""
         self.confirm(client, record)
         for name in names:
@@ -334,7 +349,7 @@ class GridCollector:
                 self.session.charge(name, "down", {client: self.center.nbytes})
             if reading is None:
                 self.problems.setdefault(name, {})[client] = why_missing(record, name)
-            kind = None if record is None else record.get(f"{name}.kind")
+            kind = record.get(f"{name}.kind")
             if isinstance(kind, str):
                 self.kinds.setdefault(name, {})[client] = kind[:MAX_REASON]
 

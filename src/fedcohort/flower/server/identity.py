@@ -19,7 +19,16 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower.server.asking import AnyGrid, exchange
-from fedcohort.flower.wire import LOG, QUERY, RAISED, RECORD, Request, error_reason, untrusted
+from fedcohort.flower.wire import (
+    LOG,
+    QUERY,
+    RAISED,
+    RECORD,
+    Request,
+    error_reason,
+    record_of,
+    untrusted,
+)
 from fedcohort.rounds import ClientId
 
 Identity = Literal["auto", "client", "name", "public-key"]
@@ -157,7 +166,7 @@ class Directory:
             info, message = infos[reply.sent.metadata.dst_node_id], reply.message
             record = ConfigRecord()
             if message.has_content():
-                record = message.content.config_records.get(RECORD, record)
+                record = record_of(message)
                 tags = str(record.get("tags", "")).split(",")
                 self._tags[info.node] = frozenset(tag.strip() for tag in tags)
             if info.node not in self._ids:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower import wire
-from fedcohort.flower.server.asking import GridCollector, Model, exchange
+from fedcohort.flower.server.asking import GridCollector, Model
 from fedcohort.flower.wire import LOG, PROBE, RECORD, UPLOAD, Request
 from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
@@ -76,29 +76,18 @@ def check(
 
 def warn_of_exact(strategy: Strategy, policy: Policy) -> None:
     """Say which signals tell of the records without noise, where updates are private."""
-    private = next((type(s).__name__ for s in chain(strategy) if _clips(s)), None)
+    kinds = [type(one).__name__ for one in chain(strategy)]
+    private = [kind for kind in kinds if kind.startswith("DifferentialPrivacy")]
     names = sorted(policy.needs.profile | policy.needs.query | policy.needs.reply)
     options = policy.signal_options
-    exact = [n for n in names if SIGNALS[n].tells_of_records(options.get(n, {}))]
+    exact = [repr(n) for n in names if SIGNALS[n].tells_of_records(options.get(n, {}))]
     if private and exact:
         LOG.warning(
             "%s makes updates private, but %s tell of the records without noise: pass "
             "attach(privacy=Privacy(...)) on the clients",
-            private,
-            ", ".join(map(repr, exact)),
+            private[0],
+            ", ".join(exact),
         )
-
-
-def _clips(strategy: Strategy) -> bool:
-    return type(strategy).__name__.startswith("DifferentialPrivacy")
-
-
-def update_users(policy: Policy, gate: Gate | None, pace: Pace) -> list[str]:
-    """Return what needs the clients' updates as vectors: signals made of them, and a gate."""
-    signals = [SIGNALS[name] for name in sorted(policy.needs.reply)]
-    users = [f"the signal {s.name!r}" for s in signals if s.work == "server" and s.model != "none"]
-    users += [] if gate is None else [f"the gate {gate.name!r}"]
-    return users if pace.late == "drop" else [*users, "Pace(late='next')"]
 
 
 def reply_kind(
@@ -110,7 +99,10 @@ def reply_kind(
     with an aggregation of its own may want several records, a part of the layers or metrics only.
     """
     opaque = not any(wire.is_float(array) for array in arrays.values())
-    users = update_users(policy, gate, pace)
+    signals = [SIGNALS[name] for name in sorted(policy.needs.reply)]
+    users = [f"the signal {s.name!r}" for s in signals if s.work == "server" and s.model != "none"]
+    users += [] if gate is None else [f"the gate {gate.name!r}"]
+    users += [] if pace.late == "drop" else ["Pace(late='next')"]
     if opaque and users:
         raise ConfigError(
             f"CohortStrategy: the model has no floating-point arrays, so its updates are not "
@@ -264,11 +256,6 @@ class Template:
         same = all(model is models[0] or model == models[0] for model in models)
         self.arrays = models[0] if same else None
 
-    @property
-    def entries(self) -> dict[str, Any]:
-        """The inner strategy's training config."""
-        return dict(self.any.content.config_records.get(self.config, {}))
-
     def arrays_for(self, node: int) -> ArrayRecord | None:
         """Return the model in the message for this node alone, None where there is none."""
         is_own = self.per_node and node in self.messages
@@ -329,30 +316,22 @@ class Cohort:
         extra: dict[str, Any] = {}
         if announced is not None:
             extra["announce"] = wire.to_bytes(announced)
-        messages = self._messages(PROBE, request, extra)
-        client_at = {self.nodes[c]: c for c in self.selection.clients}
         answers: dict[ClientId, NDArray[Any]] = {}
-        self.problems = dict.fromkeys(self.selection.clients, "no reply")
-        for reply in exchange(self.collector.grid, messages, self.collector.timeout):
-            client = client_at[reply.sent.metadata.dst_node_id]
-            try:
-                answers[client] = self._answer(client, reply.message)
-                self._probing[client] = reply.seconds
-                del self.problems[client]
-            except DataError as error:
-                self.problems[client] = str(error)
-        return {c: answers[c] for c in self.selection.clients if c in answers}
 
-    def _answer(self, client: ClientId, message: Message) -> NDArray[Any]:
-        record = wire.content_of(message).config_records.get(RECORD, ConfigRecord())
-        self.collector.confirm(client, record)
-        data = record.get("answer")
-        try:
-            return wire.from_bytes(data, MAX_ANSWER)
-        except DataError:
-            size = len(data) if isinstance(data, bytes) else 0
-            self.collector.session.charge("gate", "up", {client: size})
-            raise
+        def read(client: ClientId, record: ConfigRecord, seconds: float) -> None:
+            self.collector.confirm(client, record)
+            data = record.get("answer")
+            try:
+                answers[client] = wire.from_bytes(data, MAX_ANSWER)
+            except DataError:
+                size = len(data) if isinstance(data, bytes) else 0
+                self.collector.session.charge("gate", "up", {client: size})
+                raise
+            self._probing[client] = seconds
+
+        self._messages(PROBE, request, extra)
+        self.problems = self.collector.exchange(self.sent, read)
+        return {c: answers[c] for c in self.selection.clients if c in answers}
 
     def upload(self, admitted: Iterable[ClientId]) -> list[Message]:
         """Return the requests for the models of those that the gate admitted."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower import wire
-from fedcohort.flower.server.asking import CohortGrid, Model, reading_of
-from fedcohort.flower.wire import LOG, RAISED, RECORD, Flat, WrongForm
+from fedcohort.flower.server.asking import CohortGrid, Model, reading_of, why_missing
+from fedcohort.flower.wire import LOG, RAISED, Flat, WrongForm
 from fedcohort.policies.base import Policy
 from fedcohort.policies.readings import believed
 from fedcohort.rounds import ClientId
@@ -33,6 +33,7 @@ class Update(NamedTuple):
     message: Message
     flat: Flat
     weight: float
+    rounds_late: int = 0
 
 
 def by_client(
@@ -162,7 +163,8 @@ class Replies:
                 raised = message.has_error() and message.error.code in RAISED
                 if isinstance(error, WrongForm) or (raised and not self._any_accepted):
                     wrong[client] = error
-        forms = {c: self._form(update.message.content) for c, update in updates.items()}
+        by_shape = self.kind == "records"
+        forms = {c: form_of(update.message.content, by_shape) for c, update in updates.items()}
         for client in inconsistent(forms, self._forms):
             why = "records or metrics unlike most clients'"
             self._refuse(client, updates.pop(client).message, why)
@@ -207,9 +209,6 @@ class Replies:
             weight = _weight(metrics, key) if key in metrics else 1.0
             return Update(message, np.empty(0, np.float32), weight)
 
-    def _form(self, content: RecordDict) -> Form:
-        return form_of(content, with_shapes=self.kind == "records")
-
     def _stop_if_all_wrong(
         self, updates: Mapping[ClientId, Update], wrong: Mapping[ClientId, DataError]
     ) -> None:
@@ -242,15 +241,14 @@ class Replies:
         size = sum(len(array.data) for record in records for array in record.values())
         self.session.charge("model", "up", {client: size})
 
-    def late_updates(self, grid: CohortGrid, model: Model) -> dict[ClientId, tuple[Update, int]]:
-        """Return the updates of earlier rounds that have arrived by now, and how late they are.
+    def late_updates(self, grid: CohortGrid, model: Model) -> dict[ClientId, Update]:
+        """Return the updates of earlier rounds that have arrived by now.
 
         Each is the same step as the client made, from the current model.
         """
         waiting = [pending.message_id for pending in self.late.values() if not pending.reply]
         replies = {m.metadata.reply_to_message_id: m for m in grid.pull_messages(waiting)}
         updates: dict[ClientId, Update] = {}
-        ages = {}
         for client, pending in list(self.late.items()):
             message = pending.reply or replies.get(pending.message_id)
             if message is None:
@@ -264,36 +262,38 @@ class Replies:
             flat = update.flat - pending.model.flat + model.flat
             name, arrays = next(iter(message.content.array_records.items()))
             message.content[name] = wire.unflatten(flat, model.arrays, arrays)
-            updates[client] = update._replace(flat=flat)
-            ages[client] = self.session.round_number - pending.round
+            age = self.session.round_number - pending.round
+            updates[client] = update._replace(flat=flat, rounds_late=age)
             self.session.charge("model", "up", {client: self.session.model_bytes})
         self._clip_weights(updates)
-        return {client: (update, ages[client]) for client, update in updates.items()}
+        return updates
 
     def weigh(
         self,
         updates: Mapping[ClientId, Update],
-        late: Mapping[ClientId, tuple[Update, int]],
+        late: Mapping[ClientId, Update],
         model: Model,
         pace: Pace,
     ) -> None:
         """Give updates the weights of the policy or gate, if any, and late ones less."""
-        given = self.session.selection.weights_of(tuple(updates)) if updates else None
-        stated = None if given is None else list(given)
+        together, fresh = [*updates.values(), *late.values()], len(updates)
+        weights = self.session.selection.weights_of(tuple(updates)) if updates else None
         if late:
-            sizes = [update.weight for update in updates.values()]
-            total = sum(sizes) or sum(update.weight for update, _ in late.values())
-            fresh = [size / total for size in sizes] if stated is None else stated
-            mean = sum(fresh) / len(fresh) if stated else 0.0
-            stale = [(mean or update.weight / total, rounds) for update, rounds in late.values()]
+            shares = [update.weight for update in together]
+            if weights:
+                shares = [*weights, *[sum(weights) / fresh] * len(late)]
+            total = 1.0 if weights else sum(shares[:fresh] or shares)
             far: list[float] = []
             if pace.deviation and updates:
                 middle = np.mean([update.flat for update in updates.values()], axis=0)
-                far = [float(np.square(u.flat - middle).sum()) for u, _ in late.values()]
-            stated = pace.stale_weights(fresh, stale, far)
-        if stated is not None:
-            together = [*updates.values(), *(update for update, _ in late.values())]
-            apply_weights(together, stated, model, self.weight_key)
+                far = [float(np.square(u.flat - middle).sum()) for u in late.values()]
+            stale = [
+                (share / total, update.rounds_late)
+                for share, update in zip(shares[fresh:], late.values(), strict=True)
+            ]
+            weights = pace.stale_weights([share / total for share in shares[:fresh]], stale, far)
+        if weights is not None:
+            apply_weights(together, weights, model, self.weight_key)
 
 
 def usable_evaluations(replies: Iterable[Message]) -> list[Message]:
@@ -315,21 +315,20 @@ def reply_signals(
     updates: Mapping[ClientId, Update],
     model: Model,
     seconds: Mapping[ClientId, float],
-) -> dict[str, dict[ClientId, Any]]:
-    """Return the signals that come with updates: sent along, or computed from the updates."""
+) -> tuple[dict[str, dict[ClientId, Any]], dict[str, dict[ClientId, str]]]:
+    """Return the signals that come with updates, sent along or computed, and why some lack them."""
     answers: dict[str, dict[ClientId, Any]] = {}
-    arrived = ArrivedUpdates(updates, model, seconds)
-    sent = {c: u.message.content.config_records.get(RECORD) for c, u in updates.items()}
-    for name in sorted(policy.needs.reply):
+    problems: dict[str, dict[ClientId, str]] = {}
+    sent = {client: wire.record_of(update.message) for client, update in updates.items()}
+    for name in sorted(policy.needs.reply) if updates else ():
         options = policy.signal_options.get(name, {})
-        if SIGNALS[name].work != "server":
-            readings = {
-                client: reading_of(record, name, options) for client, record in sent.items()
-            }
-            answers[name] = {c: reading for c, reading in readings.items() if reading is not None}
-        elif updates:
-            answers[name] = SIGNALS[name].readings(arrived, options)
-    return answers
+        if SIGNALS[name].work == "server":
+            answers[name] = SIGNALS[name].readings(ArrivedUpdates(updates, model, seconds), options)
+            continue
+        readings = {client: reading_of(record, name, options) for client, record in sent.items()}
+        answers[name] = {c: reading for c, reading in readings.items() if reading is not None}
+        problems[name] = {c: why_missing(sent[c], name) for c in sent.keys() - answers[name].keys()}
+    return answers, problems
 
 
 class ArrivedUpdates(Clients):
@@ -346,7 +345,6 @@ class ArrivedUpdates(Clients):
         return np.array([u.weight for u in self.arrived.values()])
 
     def updates(self) -> Vectors:
-        """Return the updates."""
         rows = np.stack([u.flat for u in self.arrived.values()])
         return Vectors(rows - self.model.flat)
 
@@ -355,7 +353,6 @@ class ArrivedUpdates(Clients):
         return np.array([self.seconds.get(c, np.nan) for c in self.ids])
 
     def last_array(self) -> int:
-        """Return how many numbers the model's last array has."""
         own = [a for a in self.model.arrays.values() if wire.is_float(a)]
         return int(np.prod(own[-1].shape))
 

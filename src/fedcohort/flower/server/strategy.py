@@ -21,7 +21,7 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.flower import wire
 from fedcohort.flower.server import inner as inners
 from fedcohort.flower.server import record
-from fedcohort.flower.server.asking import CohortGrid, GridCollector, Model, Reply, why_missing
+from fedcohort.flower.server.asking import CohortGrid, GridCollector, Model, Reply
 from fedcohort.flower.server.identity import Directory, Identity
 from fedcohort.flower.server.inner import Cohort, Template
 from fedcohort.flower.server.record import KeptSketches, RoundReport, RunFolder
@@ -258,7 +258,7 @@ class CohortStrategy(Strategy):
         template = Template(messages)
         if template.arrays is not None and template.arrays is not arrays:
             collector.current = Model(wire.in_dtypes(template.arrays, self.dtypes))
-        collector.config = template.entries
+        collector.config = template.any.content.config_records.get(template.config, {})
         collector.request = replace(collector.request, arrays=template.name)
         model = collector.current
         self.replies.kind = inners.reply_kind(
@@ -380,13 +380,14 @@ class CohortStrategy(Strategy):
         in_time = [client for client in cohort.sent if client not in cut]
         updates = self.replies.accepted(came, in_time, model.arrays)
         self.durations.update({c: s for c, s in seconds.items() if c in updates})
-        signals = reply_signals(session.policy, updates, model, seconds)
+        signals, unanswered = reply_signals(session.policy, updates, model, seconds)
         self.replies.weigh(updates, late, model, self.pace)
         self._finish_round(signals, updates, tuple(late), arrivals)
         if wire.payload(model.arrays):  # about an empty model, clients may have nothing to say
-            self._check_reply_signals(signals, updates)
+            for name, problems in unanswered.items():
+                self._note_unanswered(name, problems, list(self.directory.nodes))
         arrays, metrics = None, None
-        messages = [u.message for u in (*updates.values(), *(u for u, _ in late.values()))]
+        messages = [update.message for update in (*updates.values(), *late.values())]
         for message in messages:
             message.content.pop(RECORD, None)
         if messages:
@@ -449,16 +450,6 @@ class CohortStrategy(Strategy):
         )
         LOG.info("%s", report.line())
         self.history.append(report)
-
-    def _check_reply_signals(
-        self, signals: Mapping[str, Mapping[ClientId, Any]], updates: Mapping[ClientId, Update]
-    ) -> None:
-        """Report the clients whose updates came without a signal that the policy needs."""
-        sent = {c: u.message.content.config_records.get(RECORD) for c, u in updates.items()}
-        for name, readings in signals.items():
-            if updates and SIGNALS[name].work != "server":
-                without = {c: why_missing(r, name) for c, r in sent.items() if c not in readings}
-                self._note_unanswered(name, without, list(self.directory.nodes))
 
     def to_history(self) -> History:
         """Return the rounds as a simulation does, for tables and frames."""
