@@ -138,6 +138,7 @@ def test_the_same_durations_give_the_same_rounds(digits, clock, monkeypatch, pol
         clock = [getattr(r, name) for r in records]
         assert [getattr(r, name) for r in flower.history] == pytest.approx(clock, abs=0.002)
     assert accuracies == pytest.approx([r.accuracy for r in records], abs=1e-4)
+    assert not flower.refused
     for report, record in zip(flower.history, records, strict=True):
         assert report.slowest in (record.slowest, None)  # unknown where it has not answered
     clients = session.signals.known("duration", digits.clients)

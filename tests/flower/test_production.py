@@ -196,24 +196,6 @@ def test_who_sits_out_is_announced(digits, cohort, caplog):
 # --- rounds that do not wait --------------------------------------------------------------------
 
 
-def test_the_first_of_more_clients_end_the_round(digits, cohort, clock):
-    grid = slow(digits, clock, client_3=50.0, client_4=60.0)
-    strategy = cohort(cohort_size=6, pace=Pace(over_select=8 / 6), timeout=100)
-    strategy.start(grid, digits.arrays(), 1)
-    (report,) = strategy.history
-    assert report.cut == tuple(c for c in report.selected if c in ("client-3", "client-4"))
-    assert len(report.finished) == 6 and report.seconds == pytest.approx(1.0, abs=0.5)
-    assert not report.failed and not strategy.refused
-
-
-def test_a_deadline_ends_the_round_with_those_that_are_there(digits, cohort, clock):
-    grid = slow(digits, clock, client_3=50.0)
-    strategy = cohort(cohort_size=8, pace=Pace(deadline=5.0), timeout=100)
-    strategy.start(grid, digits.arrays(), 2)
-    assert [r.cut for r in strategy.history] == [("client-3",)] * 2
-    assert [r.seconds for r in strategy.history] == pytest.approx([5.0, 5.0], abs=0.1)
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.35])
 def test_a_late_update_enters_the_round_in_which_it_arrives(digits, cohort, clock, beta):
     """Worth 2^-1/2 of one in time, as a step from the model that is then current.

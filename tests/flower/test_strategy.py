@@ -16,10 +16,9 @@ from fedcohort.exceptions import ConfigError
 from fedcohort.flower import attach
 from fedcohort.flower.wire import RECORD
 from fedcohort.gates import CMFL, SketchToSkip
-from fedcohort.policies import POLICIES, Uniform
+from fedcohort.policies import POLICIES
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import Selection
-from fedcohort.signals.catalog import Needs
 
 
 def named(gate):
@@ -129,23 +128,6 @@ def test_weights_of_the_policy_are_used_as_they_are(digits, cohort, weights):
         np.testing.assert_allclose(after.numpy(), before.numpy() + step, atol=1e-5)
 
 
-def test_durations_are_measured(digits, cohort, clock):
-    """From the first message of the round until the reply is seen."""
-
-    class Timed(Uniform):
-        needs = Needs(reply=frozenset({"duration"}))
-
-    grid, strategy = digits.grid(), cohort(Timed(), cohort_size=8)
-
-    def is_training(message):
-        return message.metadata.message_type == "train"
-
-    grid.on_push = lambda m: clock.sleep(0.2) if is_training(m) else None
-    strategy.start(grid, digits.arrays(), 1)
-    seconds = strategy.session.signals.values("duration", digits.clients)
-    assert seconds == pytest.approx(8 * 0.2)
-
-
 def test_clients_state_how_long_a_round_should_take(digits, cohort):
     """Each times a training step of its own, without being sent a model."""
     strategy = cohort("sketch-match:time=ask", cohort_size=2)
@@ -187,24 +169,17 @@ def test_nobody_is_asked_about_an_empty_model(digits, cohort, inner, policy):
     assert digits.evaluated and all(digits.evaluated)  # in the second round
 
 
-def test_labels_are_hashed_by_the_models_outputs(digits, cohort):
-    """A client with few labels does not know how many exist; the model's outputs tell."""
-    grid = digits.grid_of(lambda client: digits.changing_app(client, lambda a: a))
-    strategy = cohort("sketch-match:label_weight=1.0", cohort_size=3, center=np.zeros(64))
-    strategy.start(grid, digits.arrays(), 1)
-    assert strategy.session.signals.known("race_sketch", digits.clients) == digits.clients
+@pytest.mark.parametrize("outputs", [10, 1])
+def test_labels_are_hashed_by_the_models_outputs(digits, cohort, outputs):
+    """A client with few labels does not know how many exist; one output stands for two labels."""
 
-
-def test_a_classifier_with_one_output_has_two_labels(digits, cohort):
-    """Flower's fl-tabular has one; its sketches with labels were refused."""
-
-    def binary(client):
+    def app(client):
         x, y = digits.examples(client)
         app = digits.changing_app(client, lambda a: a, attached=False)
-        attach(app, (x, y % 2))
+        attach(app, (x, y if outputs == 10 else y % 2))
         return app
 
-    arrays = ArrayRecord([np.zeros((64, 1), np.float32), np.zeros(1, np.float32)])
-    strategy = cohort("sketch-match", cohort_size=3)
-    strategy.start(digits.grid_of(binary), arrays, 1)
+    arrays = ArrayRecord([np.zeros((64, outputs), np.float32), np.zeros(outputs, np.float32)])
+    strategy = cohort("sketch-match:label_weight=1.0", cohort_size=3, center=np.zeros(64))
+    strategy.start(digits.grid_of(app), arrays, 1)
     assert strategy.session.signals.known("race_sketch", digits.clients) == digits.clients
