@@ -14,7 +14,6 @@ import math
 import struct
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,18 +31,16 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
+from tests.flower.app.trial.task import federation, local, model, numbers_in
 
-from fedcohort.datasets import federate, load
 from fedcohort.flower import CohortStrategy, attach
 from fedcohort.flower.wire import QUERY, RECORD, Request, from_bytes, to_bytes
 from fedcohort.policies import Uniform
 from fedcohort.signals.catalog import SIGNALS
-from fedcohort.simulate import LocalTraining, build
 
 collect_ignore = ["shapes"]  # apps, which are imported when they have been patched
 
 SUPERLINK = 1
-LOCAL = LocalTraining(epochs=1, batch_size=16, lr=0.1)
 
 
 class LocalGrid:
@@ -175,13 +172,6 @@ def claim(dtype, shape, content=b"12345678"):
     return npy({"descr": dtype, "fortran_order": False, "shape": shape}, content)
 
 
-def numbers_in(value: object) -> int:
-    """Bytes of a value that are numbers, and not the header of an .npy file."""
-    if not isinstance(value, bytes):
-        return 0
-    return from_bytes(value, len(value)).nbytes if value.startswith(b"\x93NUMPY") else len(value)
-
-
 def booster(trees: int) -> bytes:
     """A booster in XGBoost's JSON, with only the fields that Flower's bagging reads."""
     model = {
@@ -197,13 +187,13 @@ class Digits:
     """Eight clients with digits and a small model, as data and as Flower apps and arrays."""
 
     def __init__(self, clients: int = 8) -> None:
-        self.federation = federate(load("digits"), "shards", clients=clients, seed=0)
+        self.federation = federation(clients)
         self.clients = self.federation.clients
-        self.local = LOCAL
+        self.local = local()
         self.evaluated: list[int] = []  # sizes of the trees that were
 
     def model(self):
-        return build("mlp-64-30", (1, 8, 8), classes=10, seed=0)
+        return model()
 
     def arrays(self) -> ArrayRecord:
         return ArrayRecord(self.model().state_dict())
@@ -454,13 +444,3 @@ def client() -> OneClient:
 def context() -> Context:
     """The state of the node of the client 'ann'."""
     return Context(0, 1, {"client-id": "ann"}, RecordDict(), {})
-
-
-@pytest.fixture(scope="session")
-def trial():
-    """The module that the apps of the real processes share."""
-    path = Path(__file__).parent / "app" / "trial" / "task.py"
-    spec = importlib.util.spec_from_file_location("trial_task", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.flower.app.trial import task
 
 from fedcohort.policies import Uniform
 from fedcohort.session import Session
@@ -66,9 +67,9 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def save(folder, trial):
+def save(folder):
     """Write the clients' data to a file and return its name."""
-    whole, arrays = trial.federation(), {}
+    whole, arrays = task.federation(), {}
     for client, part in whole.parts.items():
         arrays[f"{client}.x"], arrays[f"{client}.y"] = whole.dataset.x[part], whole.dataset.y[part]
     np.savez(folder / "data.npz", **arrays)
@@ -168,7 +169,7 @@ class Deployment:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, trial):
+def found(tmp_path_factory):
     """What happened in two runs, the first of them before everything was killed.
 
     Three clients. In the second round one is killed while it trains; a fourth then joins. Then all
@@ -188,7 +189,7 @@ def found(tmp_path_factory, trial):
 
     faults = [fault(victim, 2, "hang")]
     plan = {"parts": [part], "faults": faults, "out": str(folder / "first.json")}
-    plan["data"] = save(folder, trial)
+    plan["data"] = save(folder)
     found = {"seed": seed, "victim": victim}
     first = Deployment(folder, plan)
     try:
@@ -228,14 +229,14 @@ def found(tmp_path_factory, trial):
     return found
 
 
-def test_cohorts_and_accuracies_are_the_simulators(found, trial):
+def test_cohorts_and_accuracies_are_the_simulators(found):
     result = found["first"]
     simulation = Simulation(
-        trial.federation(NODES),
-        trial.model(),
-        trial.WithLosses(),
+        task.federation(NODES),
+        task.model(),
+        task.WithLosses(),
         cohort_size=SIZE,
-        local=trial.local(),
+        local=task.local(),
         aggregation="size-weighted",
         seeds=(found["seed"],),
         device="cpu",

@@ -11,7 +11,7 @@ from tests.flower.conftest import OneClient, claim
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower import attach
-from fedcohort.flower.wire import RECORD
+from fedcohort.flower.wire import RECORD, to_bytes
 from fedcohort.gates import CMFL, SketchToSkip
 from fedcohort.policies import POLICIES
 
@@ -71,19 +71,26 @@ def test_an_update_that_is_none_is_dropped_and_counted(digits, cohort, name):
         np.testing.assert_allclose(after.numpy(), before.numpy() + 1, rtol=1e-5)
 
 
+READINGS = {
+    "impossible": claim("<f8", (0, *3 * [2**40 - 1]), b""),  # np.empty stopped the server
+    "nan": to_bytes(np.float64("nan")),
+    "shape": to_bytes(np.zeros((3, 3), np.int16)),
+    "huge": to_bytes(np.zeros(10_000_000, np.uint8)),
+}
+
+
 @pytest.mark.parametrize("kind", ["query", "reply"])
-def test_zero_bytes_of_an_impossible_shape_are_a_dropped_reading(digits, cohort, kind):
-    """np.empty raised a ValueError that stopped the server, by query and by reply alike."""
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_hostile_reading_is_dropped_counted_and_charged(digits, cohort, reading, kind):
     grid, liar = digits.grid(), digits.clients[0]
     name = "race_sketch" if kind == "query" else "loss_rms"
-    record = {name: claim("<f8", (0, *3 * [2**40 - 1]), b"")}
     app = grid.apps[digits.node(liar)]
     handler = "query.fedcohort" if kind == "query" else "train.default"
     honest = app._registered_funcs[handler]
 
     def answer(message, context):
         reply = honest(message, context)
-        reply.content[RECORD].update(ConfigRecord(record))
+        reply.content[RECORD].update(ConfigRecord({name: READINGS[reading]}))
         return reply
 
     app._registered_funcs[handler] = answer
@@ -91,6 +98,7 @@ def test_zero_bytes_of_an_impossible_shape_are_a_dropped_reading(digits, cohort,
     strategy.start(grid, digits.arrays(), 1)
     assert strategy.session.signals.dropped[name] == 1
     assert len(strategy.history[0].finished) == 8
+    assert (strategy.session.ledger.by_kind("up")[name] > 10_000_000) == (reading == "huge")
 
 
 def test_a_signal_that_raises_does_not_cost_the_update(digits, cohort):

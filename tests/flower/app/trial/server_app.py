@@ -15,10 +15,9 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedcohort.flower import CohortStrategy, Pace
 from fedcohort.flower.server.asking import CohortGrid
-from fedcohort.flower.wire import from_bytes
 from fedcohort.gates import GATES
 from fedcohort.policies import POLICIES
-from trial.task import CLIENTS, WithLosses, fault, federation, model, plan
+from trial.task import CLIENTS, WithLosses, fault, federation, model, numbers_in, plan
 
 PATIENCE = 600  # seconds for what takes a few on a quiet machine
 
@@ -86,13 +85,6 @@ class Recorder(CohortGrid):
             self.bytes[way] += sum(map(numbers_in, record.values()))
 
 
-def numbers_in(value):
-    """Bytes of a value that are numbers, and not the header of an .npy file."""
-    if not isinstance(value, bytes):
-        return 0
-    return from_bytes(value, len(value)).nbytes if value.startswith(b"\x93NUMPY") else len(value)
-
-
 def hopeless(message):
     """Whether nobody will answer a message."""
     config = message.content.config_records.get("config", {})
@@ -157,8 +149,6 @@ def run(grid, part):
         "ledger": {way: session.ledger.total(way) for way in ("down", "up")},
         "crossed": recorder.bytes,
         "refused": strategy.refused,
-        "dropped": session.signals.dropped,
-        "known": session.signals.known("race_sketch", federation().clients),
     }
 
 

@@ -11,6 +11,7 @@ import os
 from typing import Any, ClassVar
 
 from fedcohort.datasets import Federation, federate, load
+from fedcohort.flower.wire import from_bytes
 from fedcohort.policies import Uniform
 from fedcohort.signals.catalog import Needs
 
@@ -39,6 +40,13 @@ def federation(clients: int = CLIENTS) -> Federation:
     """Return the first clients of eight."""
     whole = federate(load("digits"), "shards", clients=CLIENTS, seed=0)
     return Federation(whole.dataset, {c: whole.parts[c] for c in whole.clients[:clients]})
+
+
+def numbers_in(value: object) -> int:
+    """Bytes of a value that are numbers, and not the header of an .npy file."""
+    if not isinstance(value, bytes):
+        return 0
+    return from_bytes(value, len(value)).nbytes if value.startswith(b"\x93NUMPY") else len(value)
 
 
 def model():
