@@ -401,14 +401,14 @@ class CohortStrategy(Strategy):
     def _close(
         self, cohort: Cohort, came: Mapping[ClientId, Message], seconds: Mapping[ClientId, float]
     ) -> Arrivals | None:
-        """Return who was in time, where the round did not wait for everybody."""
-        elapsed = self.collector.grid.elapsed
-        if self.pace.waits_for_all or not cohort.sent or elapsed >= self.timeout:
+        """Return who was in time, and for whom the round waited; None if nobody was asked."""
+        if not cohort.sent:
             return None
         lost = {client for client, message in came.items() if not message.has_content()}
         each = {client: seconds.get(client, math.inf) for client in cohort.sent}
-        wanted = min(self.wanted, len(each))
-        arrivals = self.pace.close(wanted, each, lost, self.pace.limit(self.durations.values()))
+        pace = Pace() if self.collector.grid.elapsed >= self.timeout else self.pace
+        wanted = len(each) if pace.waits_for_all else min(self.wanted, len(each))
+        arrivals = pace.close(wanted, each, lost, pace.limit(self.durations.values()))
         if arrivals.extended:
             LOG.info("nobody met the deadline; the round waited for the first update")
         return arrivals
