@@ -230,10 +230,11 @@ class Digits:
         """The client's node id; ids sort differently from clients, as in a real run."""
         return 1000 - 7 * self.clients.index(client)
 
-    def replying_app(self, client: str, content, attached: bool = True) -> ClientApp:
+    def replying_app(self, client: str, content, attached: bool = True, mods=()) -> ClientApp:
         """An app with its own training handler, which replies with ``content(message)``."""
         app = ClientApp()
-        app.train()(lambda message, context: Message(content(message), reply_to=message))
+        train = app.train(mods=list(mods))
+        train(lambda message, context: Message(content(message), reply_to=message))
         if attached:
             attach(app, self.examples(client))
         return app

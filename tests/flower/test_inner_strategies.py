@@ -3,67 +3,48 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp import strategy as flower
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.flower import CohortStrategy, attach
+from fedcohort.flower import CohortStrategy
 from fedcohort.flower.wire import dtypes_of, in_dtypes
 from fedcohort.policies import Uniform
 
 ROUNDS = 4
 
 
-def network(batch_norm):
-    torch.manual_seed(0)
-    middle = [torch.nn.BatchNorm1d(20)] if batch_norm else []
-    return torch.nn.Sequential(
-        torch.nn.Flatten(),
-        torch.nn.Linear(64, 20),
-        *middle,
-        torch.nn.ReLU(),
-        torch.nn.Linear(20, 10),
+def start_arrays(counter=False):
+    """A model with parameters, and perhaps a counter as batch norm has one."""
+    rng = np.random.default_rng(0)
+    values = {"weight": rng.normal(size=(8, 5)), "bias": rng.normal(size=5)}
+    arrays = {name: Array(np.float32(value)) for name, value in values.items()}
+    return ArrayRecord({**arrays, "count": Array(np.array(0))} if counter else arrays)
+
+
+def make_grid(digits, mods=(), attached=True):
+    """Clients that go towards a point of their own, in the dtypes of the app's model."""
+
+    def content(client, message):
+        own, lr = np.float32(digits.clients.index(client)), message.content["config"]["lr"]
+        arrays = {name: array.numpy() for name, array in message.content["arrays"].items()}
+        for name in ("weight", "bias"):
+            values = np.float32(arrays[name])
+            arrays[name] = values + np.float32(lr) * np.sin(own - values)
+        if "count" in arrays:
+            arrays["count"] = np.array(int(arrays["count"]) + 2 + int(own))
+        metrics = MetricRecord({"train_loss": 1 / (1 + float(own)), "num-examples": 10})
+        record = ArrayRecord({name: Array(values) for name, values in arrays.items()})
+        return RecordDict({"arrays": record, "metrics": metrics})
+
+    return digits.grid_of(
+        lambda client: digits.replying_app(client, partial(content, client), attached, mods)
     )
-
-
-def quickstart_training(x, y, batch_norm):
-    """Train as Flower's PyTorch quickstart: load the state, one epoch of SGD, return the state."""
-    x, y = torch.from_numpy(x[:64]), torch.from_numpy(y[:64])
-
-    def train(message, context):
-        model = network(batch_norm)
-        model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimizer = torch.optim.SGD(model.parameters(), lr=message.content["config"]["lr"])
-        model.train()
-        losses = []
-        for batch in torch.arange(len(x)).split(32):
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        metrics = {"train_loss": float(np.mean(losses)), "num-examples": len(x)}
-        content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(metrics)}
-        return Message(RecordDict(content), reply_to=message)
-
-    return train
-
-
-def quickstart_grid(digits, batch_norm=False, mods=(), attached=True):
-    def make_app(client):
-        app = ClientApp()
-        app.train(mods=list(mods))(quickstart_training(*digits.examples(client), batch_norm))
-        if attached:
-            attach(app, digits.examples(client))
-        return app
-
-    return digits.grid_of(make_app)
 
 
 OFF = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
@@ -112,37 +93,37 @@ def in_order(monkeypatch):
     )
 
 
-def run(strategy, grid, batch_norm, rounds=ROUNDS):
+def run(strategy, grid, counter=False, rounds=ROUNDS):
     np.random.seed(0)  # noqa: NPY002 - Flower's noise
-    arrays = ArrayRecord(network(batch_norm).state_dict())
-    return strategy.start(grid, arrays, rounds, train_config=ConfigRecord({"lr": 0.1}))
+    return strategy.start(
+        grid, start_arrays(counter), rounds, train_config=ConfigRecord({"lr": 0.1})
+    )
 
 
 def values(result):
     return {name: array.numpy() for name, array in result.arrays.items()}
 
 
-@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batch norm"])
+@pytest.mark.parametrize("counter", [False, True], ids=["plain", "batch norm"])
 @pytest.mark.parametrize("name", INNERS)
-def test_everybody_in_a_uniform_cohort_is_the_inner_strategy(digits, in_order, name, batch_norm):
+def test_everybody_in_a_uniform_cohort_is_the_inner_strategy(digits, in_order, name, counter):
     """Before a fix, FedAdam's float64 arrays and averaged counters had all updates refused."""
-    mods = MODS.get(name, ())
+    mods, inner = MODS.get(name, ()), INNERS[name]()
     strategy = CohortStrategy(INNERS[name](), Uniform(), cohort_size=8, timeout=5)
-    grids = [quickstart_grid(digits, batch_norm, mods, attached) for attached in (False, True)]
-    if (name, batch_norm) == ("QFedAvg", True):  # Flower itself fails: it scales counters in place
-        for one, grid in zip((INNERS[name](), strategy), grids, strict=True):
+    grids = [make_grid(digits, mods, attached) for attached in (False, True)]
+    if (name, counter) == ("QFedAvg", True):  # Flower itself fails: it scales counters in place
+        for one, grid in zip((inner, strategy), grids, strict=True):
             with pytest.raises(TypeError, match="Cannot cast ufunc"):
-                run(one, grid, batch_norm)
+                run(one, grid, counter)
         return
-    inner = INNERS[name]()
-    if batch_norm and mods:
+    if counter and mods:
         # Flower's mod clips counters too. Alone, it would clip them against averages such as 3.6.
-        send_dtypes_of(ArrayRecord(network(batch_norm).state_dict()), inner)
-    alone = run(inner, grids[0], batch_norm)
-    inside = run(strategy, grids[1], batch_norm)
+        send_dtypes_of(start_arrays(counter), inner)
+    alone = run(inner, grids[0], counter)
+    inside = run(strategy, grids[1], counter)
     assert [len(r.finished) for r in strategy.history] == [8] * ROUNDS
     assert not strategy.refused
-    start = ArrayRecord(network(batch_norm).state_dict())
+    start = start_arrays(counter)
     for key, array in values(inside).items():
         np.testing.assert_array_equal(array, values(alone)[key])
         assert not np.array_equal(array, start[key].numpy())
@@ -159,10 +140,10 @@ def send_dtypes_of(start, inner):
 
 @pytest.mark.parametrize("name", ["FedAdam", "FedAvg"])
 def test_clients_are_sent_the_dtypes_that_the_app_started_with(digits, name):
-    grid = quickstart_grid(digits, batch_norm=True)
+    grid = make_grid(digits)
     strategy = CohortStrategy(INNERS[name](), Uniform(), cohort_size=3, timeout=5)
-    run(strategy, grid, batch_norm=True, rounds=2)
-    start = ArrayRecord(network(True).state_dict())
+    run(strategy, grid, counter=True, rounds=2)
+    start = start_arrays(counter=True)
     for _, message in grid.sent("train"):
         sent = message.content["arrays"]
         assert [a.dtype for a in sent.values()] == [a.dtype for a in start.values()]
@@ -173,9 +154,8 @@ def test_clients_are_sent_the_dtypes_that_the_app_started_with(digits, name):
 )
 def test_counters_are_not_parameters_for_gates_and_policies(digits, policy, gate):
     """Averaged counters are float64; before a fix, they were compared with parameters."""
-    grid = quickstart_grid(digits, batch_norm=True)
     strategy = CohortStrategy(INNERS["FedAvg"](), policy, cohort_size=4, timeout=5, gate=gate)
-    run(strategy, grid, batch_norm=True)
+    run(strategy, make_grid(digits), counter=True)
     assert sum(len(r.finished) for r in strategy.history) >= 4 and not strategy.refused
 
 
@@ -198,11 +178,11 @@ def test_each_node_gets_its_own_message(digits):
     grid = digits.grid_of(lambda client: digits.changing_app(client, lambda a: a * 0))
     inner = PerNode(fraction_train=0.3, min_available_nodes=8, **OFF)
     strategy = CohortStrategy(inner, Uniform(), cohort_size=3, timeout=5)
-    run(strategy, grid, batch_norm=False, rounds=5)
+    run(strategy, grid, rounds=5)
     sent = [(node, message.content) for node, message in grid.sent("train")]
     assert [content["config"]["node"] for node, content in sent] == [node for node, _ in sent]
     assert [content["config"]["lr"] for _, content in sent] == [0.1] * 3 + [0.05] * 12
-    assert all((c["arrays"]["3.bias"].numpy() == node).all() for node, c in sent[3:])
+    assert all((c["arrays"]["bias"].numpy() == node).all() for node, c in sent[3:])
     assert (inner.fraction_train, inner.min_available_nodes) == (0.3, 8)
     # What updates are compared with is the global model, not that of one of the nodes.
     assert not any(a.numpy().any() for a in strategy.collector.current.arrays.values())
@@ -219,7 +199,7 @@ class SomeNodes(PerNode):
 def test_a_strategy_without_a_message_for_a_node_is_refused_with_words(digits):
     strategy = CohortStrategy(SomeNodes(**OFF), Uniform(), cohort_size=5, timeout=5)
     with pytest.raises(ConfigError, match="a message of its own, but none to client-"):
-        run(strategy, quickstart_grid(digits), batch_norm=False, rounds=1)
+        run(strategy, make_grid(digits), rounds=1)
 
 
 class Custom(flower.FedAvg):
@@ -252,9 +232,7 @@ def test_methods_attributes_and_a_start_of_its_own_are_the_inner_strategys(digit
     assert inner.folder == tmp_path and inner.mood == strategy.mood == "good"
     with pytest.raises(AttributeError, match="nonsense"):
         _ = strategy.nonsense
-    grid = quickstart_grid(digits)
-    arrays = ArrayRecord(network(False).state_dict())
-    result = strategy.start(grid, arrays, 3, train_config=ConfigRecord({"lr": 0.1}))
+    result = run(strategy, make_grid(digits), rounds=3)
     assert [len(r.selected) for r in strategy.history] == [3, 3, 3]
     assert float((tmp_path / "best.txt").read_text()) == inner.best > 0
     assert result.arrays and not set(vars(inner)) & {"configure_train", "summary"}
