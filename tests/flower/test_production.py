@@ -256,7 +256,7 @@ def test_a_resumed_run_says_which_late_updates_it_lost(digits, cohort, clock, tm
     assert "1 late updates were lost, of client-3" in caplog.text
 
 
-@pytest.mark.parametrize(("liar", "late", "most"), [(3, 3, 60), (4, 3, 120), (4, None, 50.5)])
+@pytest.mark.parametrize(("liar", "late", "most"), [(3, 3, 60), (4, 3, 60), (4, None, 50.5)])
 def test_a_client_that_claims_many_examples_does_not_make_the_model_its_own(
     digits, cohort, clock, liar, late, most
 ):
