@@ -126,13 +126,13 @@ def attach(
         app._mods,
     )
     around = [mod for mod in app._mods if not _is_private(mod)]  # which fail without a model
-    handlers[QUERY] = replying_with_errors(make_ffn(answers.reply, around))
+    handlers[QUERY] = make_ffn(answers.reply, [replying_with_errors, *around])
     if own_evaluate is not None:
-        handlers["evaluate.default"] = hiding_size(own_evaluate, privacy)
+        handlers["evaluate.default"] = make_ffn(own_evaluate, [answers.hide_size])
     if model is not None or own_train is not None:
-        handlers["train.default"] = replying_with_errors(answers.train)
-        handlers[PROBE] = replying_with_errors(answers.probe)
-        handlers[UPLOAD] = replying_with_errors(make_ffn(answers.upload, around))
+        handlers["train.default"] = make_ffn(answers.train, [replying_with_errors])
+        handlers[PROBE] = make_ffn(answers.probe, [replying_with_errors])
+        handlers[UPLOAD] = make_ffn(answers.upload, [replying_with_errors, *around])
 
 
 @dataclass(frozen=True)
@@ -191,6 +191,14 @@ class Answers:
         private = [mod for mod in self.mods if _is_private(mod)]
         return str(getattr(private[0], "__name__", type(private[0]).__name__)) if private else ""
 
+    def hide_size(self, message: Message, context: Context, call_next: Handler) -> Message:
+        """Let replies say 1 where the number of examples is private, as a mod."""
+        reply, privacy = call_next(message, context), Privacy.on_node(context, self.privacy)
+        if privacy is not None and privacy.n == "private" and reply.has_content():
+            for record in reply.content.metric_records.values():
+                record.update({key: 1 for key in COUNT_METRICS if key in record})
+        return reply
+
     def train(self, message: Message, context: Context) -> Message:
         """Train, and reply with the update and the signals that were asked for."""
         client = self.asked(message, context)
@@ -248,8 +256,7 @@ class Answers:
         record = client.record(name for name in request.signals if name not in later)
         content[request.arrays] = begin
         ours = make_ffn(partial(train_by_our_code, self), self.mods)
-        training = hiding_size(self.own_train or ours, self.privacy)
-        reply = training(client.message, client.context)
+        reply = self.hide_size(client.message, client.context, self.own_train or ours)
         if request.signals and not reply.has_error():
             client.trained_reply = reply
             record.update(client.record(later))
@@ -271,33 +278,16 @@ def train_by_our_code(answers: Answers, message: Message, context: Context) -> M
     return Message(RecordDict({name: trained, "metrics": metrics}), reply_to=message)
 
 
-def hiding_size(handler: Handler, privacy: Privacy | None) -> Handler:
-    """Return a handler whose replies say 1 where the number of examples is private."""
-
-    def hiding(message: Message, context: Context) -> Message:
-        reply, own = handler(message, context), Privacy.on_node(context, privacy)
-        if own is not None and own.n == "private" and reply.has_content():
-            for record in reply.content.metric_records.values():
-                record.update({key: 1 for key in COUNT_METRICS if key in record})
-        return reply
-
-    return hiding
-
-
-def replying_with_errors(handler: Handler) -> Handler:
-    """Return a handler that replies with an error where it raises.
+def replying_with_errors(message: Message, context: Context, call_next: Handler) -> Message:
+    """Reply with an error where the handler raises, as a mod.
 
     Flower would do so too, but its simulation buries the message in a traceback of Ray.
     """
-
-    def safe(message: Message, context: Context) -> Message:
-        try:
-            return handler(message, context)
-        except Exception as error:
-            LOG.exception("%s", message.metadata.message_type)
-            return Message(Error(RAISED[1], wire.error_line(error)), reply_to=message)
-
-    return safe
+    try:
+        return call_next(message, context)
+    except Exception as error:
+        LOG.exception("%s", message.metadata.message_type)
+        return Message(Error(RAISED[1], wire.error_line(error)), reply_to=message)
 
 
 def _is_private(mod: Any) -> bool:
