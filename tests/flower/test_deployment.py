@@ -7,7 +7,6 @@ of a log, and the app's server waits for every client that will answer (`trial.s
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import signal
@@ -22,8 +21,6 @@ import numpy as np
 import pytest
 from tests.flower.app.trial import task
 
-from fedcohort.policies import Uniform
-from fedcohort.session import Session
 from fedcohort.simulate import Simulation
 
 APP = Path(__file__).parent / "app"
@@ -33,32 +30,10 @@ DEADLINE = 4  # seconds, which are over before the late client is let go
 SLACK = 60  # seconds; looking for replies takes time on a busy machine
 LIMIT = 900  # seconds for what takes some twenty on a quiet machine
 NODES, SIZE = 3, 2  # few: each node is two processes, and each message starts another
+# With this seed the victim trains in round 2 and the newcomer in round 3, whether or not the
+# SuperLink has noticed by then that the victim is gone, which takes a minute.
+SEED, VICTIM = 4, "client-0"
 pytestmark = pytest.mark.timeout(3 * LIMIT)
-
-
-def cohorts(seed, available):
-    """The cohorts that uniform selection will pick, for the clients of each round."""
-    session = Session(Uniform(), cohort_size=SIZE, seed=seed)
-    picked = []
-    for clients in available:
-        picked.append(session.begin(clients, lambda name, clients: {}).clients)
-        session.finish({}, picked[-1])
-    return picked
-
-
-def foreseen(clients):
-    """Return a seed and the victim of round 2, without whom the newcomer trains in round 3.
-
-    The SuperLink takes a minute to notice that a node is gone, so that round 3 may still be drawn
-    from all four clients; the seed works either way.
-    """
-    before, everybody, newcomer = clients[:NODES], clients[: NODES + 1], clients[NODES]
-    for seed in itertools.count():
-        for victim in cohorts(seed, [before] * 2)[1]:
-            rest = [c for c in everybody if c != victim]
-            last = [set(cohorts(seed, [before, before, on])[2]) for on in (everybody, rest)]
-            if all(newcomer in picked and victim not in picked for picked in last):
-                return seed, victim
 
 
 def free_port():
@@ -178,8 +153,7 @@ def found(tmp_path_factory):
     first, one client sleeps until it is over, and one is killed.
     """
     folder = tmp_path_factory.mktemp("deployment")
-    seed, victim = foreseen([f"client-{i}" for i in range(8)])
-    part = {"policy": "with-losses", "cohort_size": SIZE, "seed": seed, "timeout": TIMEOUT}
+    part = {"policy": "with-losses", "cohort_size": SIZE, "seed": SEED, "timeout": TIMEOUT}
     part |= {"rounds": 3, "nodes": NODES, "checkpoint": str(folder / "run.ckpt")}
     part |= {"joined": {"after": 2, "nodes": NODES + 1}}
 
@@ -187,10 +161,10 @@ def found(tmp_path_factory):
         file = str(folder / f"{client} {number} {does}")
         return {"client": client, "round": number, "does": does, "file": file}
 
-    faults = [fault(victim, 2, "hang")]
+    faults = [fault(VICTIM, 2, "hang")]
     plan = {"parts": [part], "faults": faults, "out": str(folder / "first.json")}
     plan["data"] = save(folder)
-    found = {"seed": seed, "victim": victim}
+    found = {}
     first = Deployment(folder, plan)
     try:
         first.start_link()
@@ -198,7 +172,7 @@ def found(tmp_path_factory):
             first.start_node(number)
         first.start_run()
         first.wait_for_fault(faults[0])
-        first.kill(victim)
+        first.kill(VICTIM)
         first.start_node(NODES)
         (found["first"],) = first.results(folder / "first.json", "the first run does not end")
     finally:
@@ -238,7 +212,7 @@ def test_cohorts_and_accuracies_are_the_simulators(found):
         cohort_size=SIZE,
         local=task.local(),
         aggregation="size-weighted",
-        seeds=(found["seed"],),
+        seeds=(SEED,),
         device="cpu",
     )
     records = [simulation.step()[0] for _ in range(2)]
@@ -251,18 +225,18 @@ def test_cohorts_and_accuracies_are_the_simulators(found):
 
 
 def test_a_node_killed_while_it_trains_costs_at_most_the_timeout(found):
-    result, victim = found["first"], found["victim"]
+    result = found["first"]
     second = result["history"][1]
-    assert set(second["selected"]) - set(second["finished"]) == {victim}
-    assert second["failed"] == {victim: "no reply"} and result["refused"] == {"no reply": 1}
-    assert f"failed: {victim}" in result["lines"][1]
+    assert set(second["selected"]) - set(second["finished"]) == {VICTIM}
+    assert second["failed"] == {VICTIM: "no reply"} and result["refused"] == {"no reply": 1}
+    assert f"failed: {VICTIM}" in result["lines"][1]
     assert TIMEOUT <= second["seconds"] < TIMEOUT + result["waited"][1] + SLACK
 
 
 def test_a_new_node_is_selected_in_a_later_round(found):
     third = found["first"]["history"][2]
     assert f"client-{NODES}" in third["finished"]
-    assert found["victim"] not in third["selected"]
+    assert VICTIM not in third["selected"]
 
 
 def test_the_ledger_counts_what_crossed(found):

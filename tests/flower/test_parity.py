@@ -77,13 +77,22 @@ def check_same(flower, accuracies, session, records, extra_down=0):
 UNLIKE = {"oort", "tifl", "haccs"}
 
 
-@pytest.mark.parametrize("name", sorted(set(POLICIES) - UNLIKE))
-def test_a_policy_picks_the_same_cohorts(digits, name):
-    policy = POLICIES[name]
+PICKING = [
+    *(POLICIES[name]() for name in sorted(set(POLICIES) - UNLIKE)),
+    POLICIES["sketch-to-select"](interval=1, fresh=False),
+    POLICIES["sketch-to-select"](interval=1, compare="models"),
+    POLICIES["fedacs"](reward="gradient-sketch"),
+    POLICIES["race-softmax"](rows=10),
+]
+
+
+@pytest.mark.parametrize("policy", PICKING, ids=repr)
+def test_a_policy_picks_the_same_cohorts(digits, policy):
     # Flower's clients must be sent the public center; simulated ones share the server's memory.
-    centered = policy().signal_options.get("race_sketch", {}).get("center")
+    centered = policy.signal_options.get("race_sketch", {}).get("center")
     extra = len(digits.clients) * 64 * 8 if centered else 0
-    check_same(*run_flower(digits, policy()), *run_simulation(digits, policy()), extra_down=extra)
+    other = copy.deepcopy(policy)
+    check_same(*run_flower(digits, policy), *run_simulation(digits, other), extra_down=extra)
 
 
 TIMED = [
@@ -144,21 +153,6 @@ def test_the_same_durations_give_the_same_rounds(digits, clock, monkeypatch, pol
     clients = session.signals.known("duration", digits.clients)
     known = [s.signals.values("duration", clients) for s in (flower.session, session)]
     assert known[0] == pytest.approx(known[1])
-
-
-@pytest.mark.parametrize(
-    "policy",
-    [
-        POLICIES["sketch-to-select"](interval=1, fresh=False),
-        POLICIES["sketch-to-select"](interval=1, compare="models"),
-        POLICIES["fedacs"](reward="gradient-sketch"),
-        POLICIES["race-softmax"](rows=10),
-    ],
-    ids=repr,
-)
-def test_options_of_signals_travel_with_the_query(digits, policy):
-    other = copy.deepcopy(policy)
-    check_same(*run_flower(digits, policy), *run_simulation(digits, other))
 
 
 @pytest.mark.parametrize(
