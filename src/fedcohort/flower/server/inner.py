@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower import wire
 from fedcohort.flower.server.asking import GridCollector, Model
-from fedcohort.flower.wire import LOG, PROBE, RECORD, UPLOAD, Request
+from fedcohort.flower.wire import LOG, PROBE, RECORD, UPLOAD
 from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
 from fedcohort.rounds import ClientId, Selection
@@ -256,29 +256,13 @@ class Template:
         same = all(model is models[0] or model == models[0] for model in models)
         self.arrays = models[0] if same else None
 
-    def arrays_for(self, node: int) -> ArrayRecord | None:
-        """Return the model in the message for this node alone, None where there is none."""
-        is_own = self.per_node and node in self.messages
-        return self.messages[node].content.array_records.get(self.name) if is_own else None
+    def content_for(self, node: int) -> RecordDict:
+        """Return what the strategy wants to send to a node."""
+        return self.messages.get(node, self.any).content
 
     def missing(self, nodes: Mapping[ClientId, int]) -> list[ClientId]:
         """Return the clients that want a message of their own and have none."""
         return [c for c, node in nodes.items() if self.per_node and node not in self.messages]
-
-    def content_for(
-        self, node: int, extra: Mapping[str, Any], arrays: ArrayRecord | None
-    ) -> RecordDict:
-        """Return what a node is sent: the inner strategy's records, and our entries in its config.
-
-        `arrays` is the model, None where the node holds it already. Our entries are not a record of
-        their own, since Flower's clipping mods want exactly one ConfigRecord.
-        """
-        inner = self.messages.get(node, self.any).content
-        content = RecordDict({k: v for k, v in inner.items() if k != self.name})
-        if arrays is not None:
-            content[self.name] = arrays
-        content[self.config] = ConfigRecord({**inner.config_records.get(self.config, {}), **extra})
-        return content
 
 
 class Cohort:
@@ -300,22 +284,42 @@ class Cohort:
         self.problems: dict[ClientId, str] = {}
         self._probing: dict[ClientId, float] = {}
 
-    def train(self) -> list[Message]:
-        """Return the training messages of a round without a gate."""
-        return self._messages(self.template.any.metadata.message_type, self.request, {})
+    def train(
+        self, kind: str = "", announced: NDArray[Any] | None = None, **entries: Any
+    ) -> list[Message]:
+        """Return the training messages, with further `entries` of the request for a gate.
+
+        Our entries are not a record of their own, since Flower's clipping mods want exactly one
+        ConfigRecord.
+        """
+        template, request = self.template, replace(self.request, **entries)
+        extra = {} if announced is None else {"announce": wire.to_bytes(announced)}
+        self.sent = {}
+        for client in self.selection.clients:
+            model, inner = self.model, template.content_for(self.nodes[client])
+            own = inner.array_records.get(template.name)
+            if template.arrays is None and own is not None:  # each node has a model of its own
+                model = Model(wire.in_dtypes(own, wire.dtypes_of(model.arrays)))
+            content = RecordDict({k: v for k, v in inner.items() if k != template.name})
+            if self.collector.must_carry(client, model):
+                content[template.name] = model.arrays
+            ours = replace(request, version=model.version, client=client).to_json()
+            config = {**inner.config_records.get(template.config, {}), **extra, RECORD: ours}
+            content[template.config] = ConfigRecord(config)
+            kind = kind or template.any.metadata.message_type
+            self.sent[client] = self._message(client, content, kind)
+        return list(self.sent.values())
 
     def probe(self, gate: Gate, announced: NDArray[Any] | None) -> dict[ClientId, NDArray[Any]]:
         """Let the clients train, and return what they answer to the gate."""
-        request = replace(
-            self.request,
+        self.train(
+            PROBE,
+            announced,
             gate=gate.name,
             on_skip=gate.on_skip,
             carries_over=gate.carries_over,
             options={**self.request.options, "gate": gate.client_options},
         )
-        extra: dict[str, Any] = {}
-        if announced is not None:
-            extra["announce"] = wire.to_bytes(announced)
         answers: dict[ClientId, NDArray[Any]] = {}
 
         def read(client: ClientId, record: ConfigRecord, seconds: float) -> None:
@@ -329,7 +333,6 @@ class Cohort:
                 raise
             self._probing[client] = seconds
 
-        self._messages(PROBE, request, extra)
         self.problems = self.collector.exchange(self.sent, read)
         return {c: answers[c] for c in self.selection.clients if c in answers}
 
@@ -345,20 +348,6 @@ class Cohort:
         replied = self.collector.grid.seconds
         ids = {client: m.metadata.message_id for client, m in self.sent.items()}
         return {c: self._probing.get(c, 0.0) + replied[i] for c, i in ids.items() if i in replied}
-
-    def _messages(self, kind: str, request: Request, extra: Mapping[str, Any]) -> list[Message]:
-        entries = dict(extra)
-        self.sent = {}
-        for client in self.selection.clients:
-            node, model = self.nodes[client], self.model
-            arrays = self.template.arrays_for(node)
-            if arrays is not None and arrays != model.arrays:
-                model = Model(wire.in_dtypes(arrays, wire.dtypes_of(self.model.arrays)))
-            entries[RECORD] = replace(request, version=model.version, client=client).to_json()
-            carried = model.arrays if self.collector.must_carry(client, model) else None
-            content = self.template.content_for(node, entries, carried)
-            self.sent[client] = self._message(client, content, kind)
-        return list(self.sent.values())
 
     def _message(self, client: ClientId, content: RecordDict, kind: str) -> Message:
         group = self.template.any.metadata.group_id or None
