@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import gc
 import importlib.util
-import json
 import math
 import struct
 import time
@@ -172,17 +171,6 @@ def claim(dtype, shape, content=b"12345678"):
     return npy({"descr": dtype, "fortran_order": False, "shape": shape}, content)
 
 
-def booster(trees: int) -> bytes:
-    """A booster in XGBoost's JSON, with only the fields that Flower's bagging reads."""
-    model = {
-        "gbtree_model_param": {"num_trees": str(trees), "num_parallel_tree": "1"},
-        "trees": [{"id": i} for i in range(trees)],
-        "tree_info": [0] * trees,
-        "iteration_indptr": list(range(trees + 1)),
-    }
-    return json.dumps({"learner": {"gradient_booster": {"model": model}}}).encode()
-
-
 class Digits:
     """Eight clients with digits and a small model, as data and as Flower apps and arrays."""
 
@@ -190,7 +178,6 @@ class Digits:
         self.federation = federation(clients)
         self.clients = self.federation.clients
         self.local = local()
-        self.evaluated: list[int] = []  # sizes of the trees that were
 
     def model(self):
         return model()
@@ -242,26 +229,6 @@ class Digits:
     def changing_app(self, client: str, change, attached: bool = True) -> ClientApp:
         """An app whose training replaces each array of the model by ``change(array)``."""
         return self.replying_app(client, lambda message: self.update(message, change), attached)
-
-    def trees_app(self, client, train_loss=True):
-        """Clients whose update is the JSON of a tree."""
-        app = ClientApp()
-
-        @app.train()
-        def train(message, context):
-            arrays = ArrayRecord([np.frombuffer(booster(1), np.uint8)])
-            loss = {"train_loss": 0.5} if train_loss else {}
-            metrics = MetricRecord({**loss, "num-examples": 10})
-            return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
-
-        @app.evaluate()
-        def evaluate(message, context):
-            self.evaluated.append(message.content["arrays"]["0"].numpy().size)
-            metrics = MetricRecord({"eval_loss": 0.5, "num-examples": 10})
-            return Message(RecordDict({"metrics": metrics}), reply_to=message)
-
-        attach(app, self.examples(client), classes=10)
-        return app
 
     @staticmethod
     def update(message: Message, change) -> RecordDict:

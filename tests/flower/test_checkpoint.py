@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp import strategy as flower
 from tests.flower.conftest import outcomes
 
-from fedcohort.exceptions import ConfigError, InvalidCheckpoint
+from fedcohort.exceptions import InvalidCheckpoint
 from fedcohort.flower.server.inner import load_state_dict, settings, state_dict
 from fedcohort.gates import SketchToSkip
 from fedcohort.policies import POLICIES, Uniform
@@ -84,13 +84,6 @@ def test_what_an_inner_strategy_learned_is_kept_and_what_it_was_told_is_not():
     assert fresh.clipping_norm == 0.37 and fresh.strategy.fraction_train == 1.0
     assert fresh.strategy.momentum_vector[0].tolist() == [0.0, 1.0, 2.0]
     assert fresh.strategy.current_arrays == ArrayRecord([np.ones(2)])
-
-
-def test_an_accountant_and_a_checkpoint_do_not_go_together(cohort, inner, tmp_path):
-    inside = flower.DifferentialPrivacyServerSideFixedClipping(inner(), 1.0, 1.0, 4)
-    inside.accountant = object()
-    with pytest.raises(ConfigError, match="accountant"):
-        cohort(inner=inside, checkpoint=tmp_path / "run.ckpt")
 
 
 def test_a_checkpoint_says_where_it_continues_and_refuses_another_run(

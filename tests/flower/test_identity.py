@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower import Directory, attach, own_id
-from fedcohort.flower.server.identity import MAX_ASKS
+from fedcohort.flower.server.identity import MAX_ASKS, NodeInfo, fingerprint
 from fedcohort.flower.wire import RECORD
 
 
@@ -65,14 +65,6 @@ def test_silent_nodes_are_asked_a_few_times_only(local_grid):
     assert len(grid.asked("")) == MAX_ASKS
 
 
-def test_clients_without_fedcohort_go_by_their_keys(local_grid):
-    grid, directory = local_grid, Directory(timeout=0.2)
-    grid.add(5, ClientApp())
-    (name,) = directory.refresh(grid)
-    assert name.startswith("key-")
-    assert Directory("client", 0.2).refresh(grid) == {}
-
-
 def test_the_question_carries_the_training_config(digits, cohort, caplog):
     """A mod that reads it once raised, and the clients went by keys at INFO."""
 
@@ -92,15 +84,37 @@ def test_the_question_carries_the_training_config(digits, cohort, caplog):
     assert set(strategy.directory.nodes) == set(digits.clients)
 
 
-def test_registered_names_need_no_question(local_grid):
-    grid = local_grid
-    grid.add(5, saying("liar"), name="hospital-a")
-    assert Directory("auto", 0.2).refresh(grid) == {"hospital-a": 5}
-    assert Directory("name", 0.2).refresh(grid) == {"hospital-a": 5}
-    assert grid.asked("") == []
-    (name,) = Directory("public-key", 0.2).refresh(grid)
-    assert name.startswith("key-")
-    assert Directory("client", 0.2).refresh(grid) == {"liar": 5}
+def key_of(node):
+    return fingerprint(NodeInfo(node, key=b"key-%d" % node))
+
+
+#: Where ids come from; by node what it says and its registered name; ids that it is known by.
+IDS = [
+    ("auto", {5: ("liar", "aachen")}, {"aachen": 5}),
+    ("name", {5: ("liar", "aachen")}, {"aachen": 5}),
+    ("public-key", {5: ("liar", "aachen")}, {key_of(5): 5}),
+    ("client", {5: ("liar", "aachen")}, {"liar": 5}),
+    ("auto", {5: ("x", "bergen"), 6: ("como", "")}, {"bergen": 5, key_of(6): 6}),
+    ("auto", {5: (None, "")}, {key_of(5): 5}),  # an app without fedcohort
+    ("client", {5: (None, "")}, {}),
+    ("auto", {5: ("key-0123456789abcdef", ""), 6: ("node-5", "")}, {}),  # cannot be claimed
+]
+
+
+@pytest.mark.parametrize(("identity", "nodes", "known"), IDS, ids=str)
+def test_a_name_beats_a_claim_and_fingerprints_cannot_be_claimed(
+    local_grid, identity, nodes, known
+):
+    for node, (said, name) in nodes.items():
+        local_grid.add(node, ClientApp() if said is None else saying(said), name=name)
+    directory = Directory(identity, 0.2)
+    assert directory.refresh(local_grid) == known
+    by_claim = identity == "client" or not any(name for _, name in nodes.values())
+    assert bool(local_grid.asked("")) == (by_claim and identity != "public-key")
+    assert directory.refused.keys() <= {"node 5", "node 6"}
+
+
+def test_an_unknown_identity_is_refused():
     with pytest.raises(ConfigError, match="identity='node'"):
         Directory("node")
 
@@ -117,21 +131,3 @@ def test_a_claim_never_keeps_a_registered_name_out(local_grid):
     assert impostor.startswith("key-") and found[impostor] == 4
     grid.remove(5)
     assert directory.refresh(grid) == {impostor: 4}  # nor while the real one is offline
-
-
-def test_no_claim_counts_where_names_are_registered(local_grid):
-    grid, directory = local_grid, Directory("auto", 0.2)
-    grid.add(5, saying("x"), name="bergen")
-    grid.add(6, saying("como"))
-    found = directory.refresh(grid)
-    assert found.pop("bergen") == 5 and list(found.values()) == [6]
-    assert next(iter(found)).startswith("key-")
-    assert grid.asked("") == []
-
-
-@pytest.mark.parametrize("value", ["key-0123456789abcdef", "node-5"])
-def test_fingerprints_cannot_be_claimed(local_grid, value):
-    grid, directory = local_grid, Directory("auto", 0.2)
-    grid.add(5, saying(value))
-    assert directory.refresh(grid) == {}
-    assert directory.refused == {"node 5": 1}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
-from tests.flower.conftest import booster
 
 from fedcohort.exceptions import ConfigError
+from fedcohort.flower import attach
 from fedcohort.gates import SketchToSkip
 from fedcohort.policies import POLICIES
 
@@ -103,17 +104,39 @@ def test_one_odd_reply_does_not_become_the_rule(digits, cohort, inner):
 # --- boosted trees -------------------------------------------------------------------------------
 
 
-def trees_grid(digits, hostile=None):
+def booster(trees: int) -> bytes:
+    """A booster in XGBoost's JSON, with only the fields that Flower's bagging reads."""
+    model = {
+        "gbtree_model_param": {"num_trees": str(trees), "num_parallel_tree": "1"},
+        "trees": [{"id": i} for i in range(trees)],
+        "tree_info": [0] * trees,
+        "iteration_indptr": list(range(trees + 1)),
+    }
+    return json.dumps({"learner": {"gradient_booster": {"model": model}}}).encode()
+
+
+def trees_grid(digits, hostile=None, loss=None, evaluated=None):
     """Clients that train one tree each; a hostile one replies with bytes that are not JSON."""
 
-    def content_of(client):
+    def content(client, message):
         data = b"{not json" if client == hostile else booster(1)
+        metrics = MetricRecord({"num-examples": 10} | ({"train_loss": loss} if loss else {}))
         arrays = ArrayRecord([np.frombuffer(data, np.uint8)])
-        return RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 10})})
+        return RecordDict({"arrays": arrays, "metrics": metrics})
 
-    return digits.grid_of(
-        lambda client: digits.replying_app(client, lambda message: content_of(client))
-    )
+    def evaluate(message, context):
+        evaluated.append(message.content["arrays"]["0"].numpy().size)
+        metrics = MetricRecord({"eval_loss": 0.5, "num-examples": 10})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    def make_app(client):
+        app = digits.replying_app(client, partial(content, client), attached=False)
+        if evaluated is not None:
+            app.evaluate()(evaluate)
+        attach(app, digits.examples(client), classes=10)
+        return app
+
+    return digits.grid_of(make_app)
 
 
 def trained(way, message):
@@ -149,7 +172,7 @@ def test_trees_and_what_compares_updates_are_refused_at_once(digits, cohort, inn
 def test_a_policy_that_asks_for_vectors_of_trees_is_told_why_there_are_none(digits, cohort, inner):
     strategy = cohort("divfl", inner(flower.FedXgbBagging), cohort_size=3)
     with pytest.raises(ConfigError, match=r"round 2.*no floating-point arrays"):
-        strategy.start(digits.grid_of(digits.trees_app), EMPTY, 2)
+        strategy.start(trees_grid(digits, loss=0.5), EMPTY, 2)
 
 
 def test_trees_that_are_none_do_not_end_a_run(digits, cohort, inner):
@@ -157,3 +180,15 @@ def test_trees_that_are_none_do_not_end_a_run(digits, cohort, inner):
     strategy.start(trees_grid(digits, hostile=digits.clients[4]), EMPTY, 2)
     assert [len(r.finished) for r in strategy.history] == [7, 7]
     assert strategy.refused == {"invalid": 2}
+
+
+@pytest.mark.parametrize("policy", ["power-of-choice:d=4", "active-fl"])
+def test_nobody_is_asked_about_an_empty_model(digits, cohort, inner, policy):
+    """Flower's XGBoost app evaluates it by aborting the process."""
+    evaluated = []
+    grid = trees_grid(digits, evaluated=evaluated)
+    strategy = cohort(policy, inner(flower.FedXgbBagging), cohort_size=2)
+    strategy.start(grid, EMPTY, 2)
+    assert [len(r.finished) for r in strategy.history] == [2, 2]
+    assert len(grid.asked("loss")) == (0 if policy == "active-fl" else 4)
+    assert evaluated and all(evaluated)  # in the second round

@@ -279,8 +279,3 @@ def test_a_client_that_claims_many_examples_does_not_make_the_model_its_own(
     assert strategy.history[-1].late == (() if late is None else (f"client-{late:02d}",))
     # The liar counts for ten honest clients, once or twice.
     assert result.arrays["w"].numpy()[0] <= most
-
-
-def test_a_gate_and_a_pace_do_not_go_together(cohort):
-    with pytest.raises(ConfigError, match="gate"):
-        cohort(gate="cmfl", pace=Pace(deadline=1.0))

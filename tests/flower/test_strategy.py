@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import socket
-from functools import partial
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
+from flwr.server.strategy import FedAvg as OldFedAvg
 from flwr.serverapp import strategy as flower
 from tests.flower.conftest import OneClient
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.flower import attach
+from fedcohort.flower import Pace, attach
 from fedcohort.flower.wire import RECORD
 from fedcohort.gates import CMFL, SketchToSkip
 from fedcohort.policies import POLICIES
@@ -138,35 +138,28 @@ def test_clients_state_how_long_a_round_should_take(digits, cohort):
     assert session.ledger.by_kind("down")["model"] == 2 * session.model_bytes
 
 
-def test_settings_that_cannot_work_are_refused(cohort, inner):
-    client_side = flower.DifferentialPrivacyClientSideFixedClipping(inner(), 1.0, 1.0, 4)
-    with pytest.raises(ConfigError, match="server-side"):
-        cohort(inner=client_side, gate=SketchToSkip())
-    with pytest.raises(ConfigError, match="insight_step"):
-        cohort(POLICIES["fedacs"](reward="gradients"))
-    with pytest.raises(ConfigError, match="timeout=0"):
-        cohort(timeout=0)
+def accountable():
+    wrapper = flower.DifferentialPrivacyServerSideFixedClipping(flower.FedAvg(), 1.0, 1.0, 4)
+    wrapper.accountant = object()
+    return wrapper
 
 
-def test_strategies_that_cannot_work_are_refused(cohort, tmp_path):
-    from flwr.server.strategy import FedAvg
+CLIENT_SIDE = flower.DifferentialPrivacyClientSideFixedClipping(flower.FedAvg(), 1.0, 1.0, 4)
+IMPOSSIBLE = {
+    "server-side": {"inner": CLIENT_SIDE, "gate": SketchToSkip()},
+    "insight_step": {"policy": POLICIES["fedacs"](reward="gradients")},
+    "timeout=0": {"timeout": 0},
+    "a gate decides when all": {"gate": "cmfl", "pace": Pace(deadline=1.0)},
+    r"FedAvg.*flwr\.serverapp\.strategy": {"inner": OldFedAvg()},
+    r"cohort_size=4.*FedXgbCyclic": {"inner": flower.FedXgbCyclic(), "cohort_size": 4},
+    "accountant": {"inner": accountable(), "checkpoint": "run.ckpt"},
+}
 
-    with pytest.raises(ConfigError, match=r"FedAvg.*flwr\.serverapp\.strategy"):
-        cohort(inner=FedAvg())
-    cohort(inner=flower.FedXgbCyclic(), cohort_size=1)
-    with pytest.raises(ConfigError, match=r"cohort_size=4.*FedXgbCyclic"):
-        cohort(inner=flower.FedXgbCyclic(), cohort_size=4)
 
-
-@pytest.mark.parametrize("policy", ["power-of-choice:d=4", "active-fl"])
-def test_nobody_is_asked_about_an_empty_model(digits, cohort, inner, policy):
-    """Flower's XGBoost app evaluates it by aborting the process."""
-    grid = digits.grid_of(partial(digits.trees_app, train_loss=False))
-    strategy = cohort(policy, inner(flower.FedXgbBagging), cohort_size=2)
-    strategy.start(grid, ArrayRecord([np.frombuffer(b"", np.uint8)]), 2)
-    assert [len(r.finished) for r in strategy.history] == [2, 2]
-    assert len(grid.asked("loss")) == (0 if policy == "active-fl" else 4)
-    assert digits.evaluated and all(digits.evaluated)  # in the second round
+@pytest.mark.parametrize("why", IMPOSSIBLE)
+def test_settings_that_cannot_work_are_refused(cohort, why):
+    with pytest.raises(ConfigError, match=why):
+        cohort(**IMPOSSIBLE[why])
 
 
 @pytest.mark.parametrize("outputs", [10, 1])
