@@ -253,7 +253,7 @@ def test_a_resumed_run_says_which_late_updates_it_lost(digits, cohort, clock, tm
 
     assert run(1)[0].cut == ("client-3",) and "lost" not in caplog.text
     assert "client-3" in run(2)[1].selected
-    assert "1 late updates were lost, of client-3" in caplog.text
+    assert "late updates that were lost: 1, of client-3" in caplog.text
 
 
 @pytest.mark.parametrize(("liar", "late", "most"), [(3, 3, 60), (4, 3, 60), (4, None, 50.5)])

@@ -179,11 +179,6 @@ class Answers:
         record.update(client.record(request.signals))
         return Message(RecordDict({RECORD: record}), reply_to=message)
 
-    def reads_metrics(self, name: str) -> bool:
-        """Whether a signal is read from the metrics of a training reply: a loss, without model."""
-        computed = self.model is not None or callable(self.loss)
-        return SIGNALS[name].work == "forward" and not computed
-
     def private_by(self) -> str:
         """Return what makes this app's training private, "" if nothing does."""
         if "opacus" in sys.modules:
@@ -252,7 +247,9 @@ class Answers:
     def _trained(self, client: Asked, begin: ArrayRecord) -> Message:
         """Train from `begin`, and add the signals; those are taken under the global model."""
         request, content = client.request, client.message.content
-        later = set(filter(self.reads_metrics, request.signals))
+        later = {name for name in request.signals if SIGNALS[name].work == "forward"}
+        if self.model is not None or callable(self.loss):
+            later.clear()  # only a loss among the metrics of the reply waits for it
         record = client.record(name for name in request.signals if name not in later)
         content[request.arrays] = begin
         ours = make_ffn(partial(train_by_our_code, self), self.mods)

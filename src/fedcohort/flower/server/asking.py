@@ -25,6 +25,7 @@ FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0  # seconds between looks for replies
 MAX_BYTES = 1 << 26  # of a reading whose size does not follow from the policy's options
 
 Readings = dict[ClientId, NDArray[Any] | None]
+Read = Callable[[ClientId, ConfigRecord, float], None]
 
 
 class Reply(NamedTuple):
@@ -308,22 +309,13 @@ class GridCollector:
             is_profile = SIGNALS[name].when == "profile"
             if self.needed(name) != "none" and self.must_carry(client, model, is_profile):
                 content[self.request.arrays] = model.arrays
-            ttl = self.timeout + 5
-            messages[client] = Message(content, self.nodes[client], QUERY, ttl=ttl)
-
-        def read(client: ClientId, record: ConfigRecord, seconds: float) -> None:
-            self.take(client, record, names)
-
-        problems = self.exchange(messages, read)
+            messages[client] = Message(content, self.nodes[client], QUERY, ttl=self.timeout + 5)
+        problems = self.exchange(messages, lambda c, record, _: self.take(c, record, names))
         for other in names:
             self._answers.update({(other, client): None for client in problems})
             self.problems.setdefault(other, {}).update(problems)
 
-    def exchange(
-        self,
-        messages: Mapping[ClientId, Message],
-        read: Callable[[ClientId, ConfigRecord, float], None],
-    ) -> dict[ClientId, str]:
+    def exchange(self, messages: Mapping[ClientId, Message], read: Read) -> dict[ClientId, str]:
         """Exchange messages, and return why clients brought nothing.
 
         ``read(client, record, seconds)`` takes the others' answers, or raises a DataError.

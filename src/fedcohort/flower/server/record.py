@@ -187,7 +187,7 @@ def resume(strategy: CohortStrategy, arrays: ArrayRecord) -> ArrayRecord:
     storage.restore(strategy.checkpoint, lambda state: _restore(strategy, state), state)
     LOG.info("continuing %s after round %d", strategy.checkpoint, strategy.rounds_before)
     if late := state.get("late"):  # their messages belong to the run that ended
-        LOG.warning("%d late updates were lost, of %s", len(late), ", ".join(late))
+        LOG.warning("late updates that were lost: %d, of %s", len(late), ", ".join(late))
     return inner.from_saved(state["arrays"])
 
 
@@ -234,8 +234,7 @@ def renumbered(result: Result, before: int, arrays: ArrayRecord) -> Result:
     """Return Flower's result with the rounds numbered from the first of all runs."""
     if before == 0:
         return result
-    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp",
-                 "evaluate_metrics_serverapp"):  # fmt: skip
+    for name in vars(result).keys() - {"arrays"}:  # all others are metrics by round
         rounds = {number + before: metrics for number, metrics in getattr(result, name).items()}
         setattr(result, name, rounds)
     if not result.arrays:

@@ -40,13 +40,11 @@ def by_client(
     replies: Iterable[Message], sent: Mapping[ClientId, Message]
 ) -> dict[ClientId, Message]:
     """Return the replies by client, in the order of `sent`: a sum must not depend on speed."""
-    ids = {m.metadata.message_id: client for client, m in sent.items()}
-    replied: dict[ClientId, Message] = {}
+    by_id: dict[str, Message] = {}
     for reply in replies:
-        client = ids.get(reply.metadata.reply_to_message_id)
-        if client is not None:
-            replied.setdefault(client, reply)
-    return {client: replied[client] for client in sent if client in replied}
+        by_id.setdefault(reply.metadata.reply_to_message_id, reply)
+    ids = {client: message.metadata.message_id for client, message in sent.items()}
+    return {client: by_id[i] for client, i in ids.items() if i in by_id}
 
 
 def _only_model(content: RecordDict, like: ArrayRecord) -> Flat:
