@@ -30,7 +30,7 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from tests.flower.app.trial.task import federation, local, model, numbers_in
+from tests.flower.app.trial.task import bytes_of, federation, local, model
 
 from fedcohort.flower import CohortStrategy, attach
 from fedcohort.flower.wire import QUERY, RECORD, Request, from_bytes, to_bytes
@@ -123,15 +123,7 @@ class LocalGrid:
 
     def bytes_crossed(self, way: str) -> int:
         """Bytes of arrays and readings in all messages that went "down" or "up"."""
-        total = 0
-        for direction, _, message in self.crossed:
-            if direction != way or message.has_error():
-                continue
-            for record in message.content.array_records.values():
-                total += sum(array.numpy().nbytes for array in record.values())
-            for record in message.content.config_records.values():
-                total += sum(map(numbers_in, record.values()))
-        return total
+        return sum(bytes_of(m) for direction, _, m in self.crossed if direction == way)
 
 
 class SlowGrid:
@@ -236,14 +228,6 @@ class Digits:
         arrays = {k: Array(change(a.numpy())) for k, a in message.content["arrays"].items()}
         metrics = MetricRecord({"num-examples": 10, "loss": 0.5})
         return RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics})
-
-    def accuracy(self, arrays: ArrayRecord) -> float:
-        model = self.model()
-        model.load_state_dict(arrays.to_torch_state_dict())
-        dataset = self.federation.dataset
-        with torch.no_grad():
-            predicted = model(torch.from_numpy(dataset.x_test)).argmax(dim=1).numpy()
-        return float(np.mean(predicted == dataset.y_test))
 
 
 def outcomes(strategy, *names):

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import pytest
 from flwr.app import MetricRecord
+from tests.flower.app.trial.task import accuracy
 
 from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.experiments.results import read
 
 
-def evaluation(digits):
+def evaluate(number, arrays):
     """An evaluation at the server, as `start(evaluate_fn=...)` takes it."""
-
-    def evaluate(number, arrays):
-        return MetricRecord({"accuracy": digits.accuracy(arrays), "loss": 1.0})
-
-    return evaluate
+    return MetricRecord({"accuracy": accuracy(arrays), "loss": 1.0})
 
 
 def test_no_file_of_a_run_holds_the_arguments_of_the_command(digits, cohort, tmp_path, monkeypatch):
@@ -32,7 +29,7 @@ def test_no_file_of_a_run_holds_the_arguments_of_the_command(digits, cohort, tmp
 def test_a_run_folder_reads_like_that_of_a_simulation(digits, cohort, tmp_path):
     for name in ("uniform", "race-softmax"):
         strategy = cohort(name, cohort_size=3, out=tmp_path / name)
-        strategy.start(digits.grid(), digits.arrays(), 3, evaluate_fn=evaluation(digits))
+        strategy.start(digits.grid(), digits.arrays(), 3, evaluate_fn=evaluate)
         (found,) = read(tmp_path / name)
         assert found.histories == [strategy.to_history()] and found.finished
         (summary,) = found.summaries
@@ -47,14 +44,14 @@ def test_a_run_folder_reads_like_that_of_a_simulation(digits, cohort, tmp_path):
 def test_a_run_folder_is_written_round_by_round(digits, cohort, tmp_path):
     """A run that ends with an error leaves the rounds before it."""
 
-    def evaluate(number, arrays):
+    def failing(number, arrays):
         if number == 3:
             raise RuntimeError("the disk is full")
-        return evaluation(digits)(number, arrays)
+        return evaluate(number, arrays)
 
     strategy = cohort(cohort_size=3, out=tmp_path / "run")
     with pytest.raises(RuntimeError, match="the disk is full"):
-        strategy.start(digits.grid(), digits.arrays(), 4, evaluate_fn=evaluate)
+        strategy.start(digits.grid(), digits.arrays(), 4, evaluate_fn=failing)
     (found,) = read(tmp_path / "run")
     assert [r.round for r in found.histories[0].rounds] == [1, 2]
     assert found.histories[0].rounds == strategy.to_history().rounds[:2]
@@ -63,7 +60,7 @@ def test_a_run_folder_is_written_round_by_round(digits, cohort, tmp_path):
 def test_a_run_folder_continues_with_its_checkpoint_only(digits, cohort, tmp_path):
     def run(rounds, **options):
         strategy = cohort(cohort_size=3, out=tmp_path / "run", **options)
-        strategy.start(digits.grid(), digits.arrays(), rounds, evaluate_fn=evaluation(digits))
+        strategy.start(digits.grid(), digits.arrays(), rounds, evaluate_fn=evaluate)
         return strategy
 
     (tmp_path / "run").mkdir()

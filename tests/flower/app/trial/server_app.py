@@ -17,7 +17,7 @@ from fedcohort.flower import CohortStrategy, Pace
 from fedcohort.flower.server.asking import CohortGrid
 from fedcohort.gates import GATES
 from fedcohort.policies import POLICIES
-from trial.task import CLIENTS, WithLosses, fault, federation, model, numbers_in, plan
+from trial.task import CLIENTS, WithLosses, accuracy, bytes_of, fault, model, plan
 
 PATIENCE = 600  # seconds for what takes a few on a quiet machine
 
@@ -43,7 +43,7 @@ class Recorder(CohortGrid):
         messages = list(messages)
         for message in messages:
             message.metadata.ttl = PATIENCE
-            self._count("down", message)
+            self.bytes["down"] += bytes_of(message)
         ids = list(self.grid.push_messages(messages))
         pairs = zip(ids, messages, strict=True)
         self._awaited |= {i for i, message in pairs if i and not hopeless(message)}
@@ -60,8 +60,7 @@ class Recorder(CohortGrid):
             time.sleep(0.3)
         self._awaited -= left
         self.waited += time.monotonic() - start
-        for message in replies:
-            self._count("up", message)
+        self.bytes["up"] += sum(map(bytes_of, replies))
         return replies
 
     def get_nodes(self):
@@ -76,14 +75,6 @@ class Recorder(CohortGrid):
             self.get_nodes()
             time.sleep(0.1)
 
-    def _count(self, way, message):
-        if message.has_error():
-            return
-        for record in message.content.array_records.values():
-            self.bytes[way] += sum(a.numpy().nbytes for a in record.values())
-        for record in message.content.config_records.values():
-            self.bytes[way] += sum(map(numbers_in, record.values()))
-
 
 def hopeless(message):
     """Whether nobody will answer a message."""
@@ -93,17 +84,6 @@ def hopeless(message):
     client = json.loads(config["fedcohort"])["client"]
     number = config.get("server-round", 0)
     return fault(client, message.metadata.message_type, number).get("does") == "hang"
-
-
-def accuracy(arrays):
-    import torch
-
-    torch.set_num_threads(1)
-    network, dataset = model(), federation().dataset
-    network.load_state_dict(arrays.to_torch_state_dict())
-    with torch.no_grad():
-        predicted = network(torch.from_numpy(dataset.x_test)).argmax(dim=1).numpy()
-    return float((predicted == dataset.y_test).mean())
 
 
 def run(grid, part):

@@ -10,6 +10,8 @@ import json
 import os
 from typing import Any, ClassVar
 
+import numpy as np
+
 from fedcohort.datasets import Federation, federate, load
 from fedcohort.flower.wire import from_bytes
 from fedcohort.policies import Uniform
@@ -42,11 +44,30 @@ def federation(clients: int = CLIENTS) -> Federation:
     return Federation(whole.dataset, {c: whole.parts[c] for c in whole.clients[:clients]})
 
 
-def numbers_in(value: object) -> int:
-    """Bytes of a value that are numbers, and not the header of an .npy file."""
-    if not isinstance(value, bytes):
+def bytes_of(message) -> int:
+    """Bytes of a message that are numbers, and not the header of an .npy file."""
+    if message.has_error():
         return 0
-    return from_bytes(value, len(value)).nbytes if value.startswith(b"\x93NUMPY") else len(value)
+    records, configs = message.content.array_records, message.content.config_records
+    arrays = [array.numpy() for record in records.values() for array in record.values()]
+    for value in (value for config in configs.values() for value in config.values()):
+        is_reading = isinstance(value, bytes) and value.startswith(b"\x93NUMPY")
+        if isinstance(value, bytes):
+            arrays.append(
+                from_bytes(value, len(value)) if is_reading else np.frombuffer(value, "u1")
+            )
+    return sum(array.nbytes for array in arrays)
+
+
+def accuracy(arrays) -> float:
+    import torch
+
+    torch.set_num_threads(1)
+    network, dataset = model(), federation().dataset
+    network.load_state_dict(arrays.to_torch_state_dict())
+    with torch.no_grad():
+        predicted = network(torch.from_numpy(dataset.x_test)).argmax(dim=1).numpy()
+    return float((predicted == dataset.y_test).mean())
 
 
 def model():
