@@ -25,14 +25,7 @@ from numpy.typing import ArrayLike
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower import wire
-from fedcohort.flower.client.answer import (
-    Asked,
-    Handler,
-    arrays_in,
-    config_of,
-    own_id,
-    reading_in,
-)
+from fedcohort.flower.client.answer import Asked, Handler, arrays_in, config_of, own_id, reading_in
 from fedcohort.flower.client.data import Data, Keys, data_function, from_settings
 from fedcohort.flower.client.privacy import COUNT_METRICS, Privacy, check_covered
 from fedcohort.flower.wire import LOG, PROBE, QUERY, RAISED, RECORD, UPLOAD

@@ -8,7 +8,6 @@ a simulation, ``client-id`` in its node config), or a fingerprint of its public 
 from __future__ import annotations
 
 import hashlib
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -19,16 +18,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower.server.asking import AnyGrid, exchange
-from fedcohort.flower.wire import (
-    LOG,
-    QUERY,
-    RAISED,
-    RECORD,
-    Request,
-    error_reason,
-    record_of,
-    untrusted,
-)
+from fedcohort.flower.wire import LOG, QUERY, RAISED, RECORD, Request, error_reason, record_of
 from fedcohort.rounds import ClientId
 
 Identity = Literal["auto", "client", "name", "public-key"]
@@ -83,8 +73,9 @@ class Directory:
         self.registered: set[ClientId] = set()
         self._ids: dict[int, ClientId] = {}
         self._tags: dict[int, frozenset[str]] = {}
-        self._asked: Counter[int] = Counter()
-        self._last_asked: dict[int, float] = {}
+        by_tag = isinstance(eligible, str) and eligible.startswith(TAG)
+        self._tag = str(eligible).removeprefix(TAG) if by_tag else None
+        self._asks: dict[int, list[float]] = {}  # when each node was asked
         self._duplicates: set[int] = set()
 
     def refresh(
@@ -117,13 +108,6 @@ class Directory:
         self.nodes = {c: node for c, node in nodes.items() if self._is_eligible(c, node)}
         return self.nodes
 
-    @property
-    def _tag(self) -> str | None:
-        """The tag that eligible nodes have, None where no tag decides."""
-        rule = self.eligible
-        is_tag = isinstance(rule, str) and rule.startswith(TAG)
-        return str(rule).removeprefix(TAG) if is_tag else None
-
     def _is_eligible(self, client: ClientId, node: int) -> bool:
         rule = self.eligible
         if rule is None:
@@ -135,8 +119,8 @@ class Directory:
         return bool(rule(client)) if callable(rule) else client in rule
 
     def _may_ask(self, info: NodeInfo) -> bool:
-        waited = time.monotonic() - self._last_asked.get(info.node, -math.inf)
-        return self._asked[info.node] < MAX_ASKS or waited > ASK_AGAIN
+        asks = self._asks.get(info.node, [])
+        return len(asks) < MAX_ASKS or time.monotonic() - asks[-1] > ASK_AGAIN
 
     def _vouched(self, node: int, info: NodeInfo) -> ClientId | None:
         """Return the id that the SuperLink vouches for, None if the client must be asked."""
@@ -155,8 +139,8 @@ class Directory:
         self, grid: AnyGrid, asked: list[NodeInfo], question: RecordDict | None, take: Take | None
     ) -> None:
         """Ask nodes for their ids and tags, and for what else the question has."""
-        self._asked.update(info.node for info in asked)
-        self._last_asked.update(dict.fromkeys((i.node for i in asked), time.monotonic()))
+        for info in asked:
+            self._asks.setdefault(info.node, []).append(time.monotonic())
         if question is None:
             question = RecordDict({"config": ConfigRecord({RECORD: Request(0, 0).to_json()})})
         ttl = self.timeout + 60
@@ -183,8 +167,7 @@ class Directory:
         reason = error_reason(message) or record.get("id.error")
         if reason is None:
             try:
-                with untrusted("an id"):
-                    return claimed_id(record.get("id"))
+                return claimed_id(record.get("id"))
             except DataError as error:
                 self.refused[f"node {info.node}"] += 1
                 LOG.warning("node %d: %s", info.node, error)
