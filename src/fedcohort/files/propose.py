@@ -44,7 +44,10 @@ from fedcohort.privacy.quantiles import (
     quartile_error,
 )
 
-DATE_FORMATS = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y %H:%M")
+DATE_FORMATS = (
+    *("%Y-%m-%d", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S"),
+    *("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d", "%d.%m.%Y %H:%M"),
+)
 FEW = 12  # different values; a column of whole numbers or texts with no more is a category
 HEAD = """# How all sites make their sketches. {source}
 # Fill in what is marked TODO with public constants, delete the columns that should not be

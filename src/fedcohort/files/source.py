@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import compress, count, islice
+from itertools import compress, count
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -36,6 +36,7 @@ BLOCK_NUMBERS = 1 << 21  # numbers per block: 16 MB as float64
 BLOCK_ROWS = 1 << 16
 BLOCK_TEXTS = 4096
 MAX_LINE = 1 << 20
+MAX_TEXT = 1 << 26  # bytes of text that are held at a time
 NULL_VALUES = ("?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null")
 DAMAGED = (  # what the readers of the standard library raise on a damaged file
     *(OSError, EOFError, ValueError, ArithmeticError, MemoryError, RuntimeError),
@@ -432,9 +433,20 @@ class TextSource(Source):
     def blocks(self) -> Iterator[Block]:
         """Yield lists of lines."""
         for path in self._files:
-            lines = _lines(path)
-            while block := list(islice(lines, self._rows)):
-                yield Block(block)
+            yield from map(Block, line_blocks(path, self._rows))
+
+
+def line_blocks(path: Path, rows: int) -> Iterator[list[str]]:
+    """Yield the lines of a file that are not blank, at most `rows` at a time, and not too much."""
+    block, size = list[str](), 0
+    for line in _lines(path):
+        block.append(line)
+        size += len(line)
+        if len(block) == rows or size > MAX_TEXT:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
 
 
 def _lines(path: Path) -> Iterator[str]:

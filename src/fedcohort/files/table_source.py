@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.columns import PERIODS, Column, SiteColumn, columns_width
 from fedcohort.files.source import Block, Place, Reading, Source, Want
-from fedcohort.files.tables import MAX_WHOLE, Kind, Table, kind_of_type, open_table
+from fedcohort.files.tables import Kind, Table, kind_of_type, open_table
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -49,6 +49,7 @@ REMEDY = {
     "person": "a person has an id of text or whole numbers",
 }
 AS_WRITTEN = ("by", "person", "boolean", "category", "ordered", "date", "text")
+MAX_WHOLE = 2.0**53  # from here on, fractions do not hold every whole number
 APART = 2**-0.5  # two one-hot vectors times this are 1 apart
 TRUE, FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 PART_OF: dict[str, Callable[[Any], Any]] = {  # numbers from 0
@@ -154,10 +155,11 @@ class TableSource(Source):
 
     def _check(self, table: Table) -> None:
         for name, use in self._uses.items():
-            written = use in AS_WRITTEN and table.as_written
-            if table.kind(name) not in ALLOWED[use] and not written:
+            allowed = table.kind(name) in ALLOWED[use]
+            kind = table.schema.field(name).type
+            written = use in AS_WRITTEN and table.as_written and not pa.types.is_nested(kind)
+            if not allowed and not written:
                 remedy = REMEDY.get(use, f"it should hold a {use}")
-                kind = table.schema.field(name).type
                 raise DataError(f"{table.where}: column {name!r} is {kind}; {remedy}")
 
     def _block(self, batch: Any, place: Place) -> Block:

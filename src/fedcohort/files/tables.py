@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import json
 import re
 import sqlite3
 import zipfile
@@ -18,7 +19,7 @@ from contextlib import closing
 from datetime import date
 from functools import cached_property
 from io import TextIOWrapper
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
@@ -27,20 +28,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 import pyarrow.parquet
 
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.bombs import check_arrow, check_unpacked, parquet_plan
-from fedcohort.files.source import CsvOptions, Want, decompressed, kind_of, reading
+from fedcohort.files.source import (
+    MAX_TEXT,
+    CsvOptions,
+    Want,
+    decompressed,
+    kind_of,
+    line_blocks,
+    reading,
+)
 
 Kind = Literal["whole", "number", "text", "date", "empty", "other"]
 Forced = Mapping[str, Literal["text", "number"]]
 BLOCK = 4 << 20
 BUFFER = 1 << 16
-MAX_WHOLE = 2.0**53  # from here on, fractions do not hold every whole number
 FIRST_ROWS = 1000  # of a sheet or a query, to tell the types
-MAX_BATCH = 1 << 26  # bytes of text that a batch may take when its dictionaries are unpacked
 HEAD = 1 << 16  # letters of a CSV file that show how it is written
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 DELIMITERS = (",", ";", "\t", "|")
@@ -310,44 +316,6 @@ def _comma_is_decimal(rows: Sequence[Sequence[str]]) -> bool:
     return comma and not point
 
 
-class JsonTable(Table):
-    """JSON Lines: an object per line."""
-
-    def _schema(self) -> Any:
-        return self._open(None).schema
-
-    def _stream(self, columns: list[str], rows: int, forced: Forced) -> Any:
-        """Read all numbers as fractions, so that no record decides how others are read."""
-        fields = [
-            pa.field(c, pa.float64())
-            if c in forced and pa.types.is_integer(self.schema.field(c).type)
-            else self.schema.field(c)
-            for c in columns
-        ]
-        for batch in self._open(pa.schema(fields)):
-            for c in columns:
-                if forced.get(c) != "text" or not pa.types.is_floating(batch.schema.field(c).type):
-                    continue
-                largest = pc.max(pc.abs(batch[c])).as_py() or 0.0
-                if largest >= MAX_WHOLE:
-                    raise DataError(
-                        f"{self.where}: column {c!r} holds {largest:.17g}, a number of too many "
-                        "digits; write it as a text, in quotes"
-                    )
-            yield batch
-
-    def _open(self, schema: Any) -> Any:
-        arrow = pa.json
-        unexpected = "infer" if schema is None else "ignore"
-        return arrow.open_json(
-            self.path,
-            read_options=arrow.ReadOptions(use_threads=False, block_size=BLOCK),
-            parse_options=arrow.ParseOptions(
-                explicit_schema=schema, unexpected_field_behavior=unexpected
-            ),
-        )
-
-
 class ArrowTable(Table):
     """An Arrow or Feather file, or an Arrow stream, whose batches are checked first."""
 
@@ -393,8 +361,8 @@ class RowsTable(Table):
 
     as_written = True
 
-    def _rows(self) -> Generator[Sequence[Any]]:
-        """Yield the names of the columns, then the rows; damage is a DataError."""
+    def _blocks(self, rows: int) -> Generator[Sequence[Sequence[Any]]]:
+        """Yield the names of the columns as one row, then at most `rows` rows at a time."""
         raise NotImplementedError
 
     def _schema(self) -> Any:
@@ -403,13 +371,14 @@ class RowsTable(Table):
         raise DataError(f"{self.where}: no rows")
 
     def _stream(self, columns: list[str] | None, rows: int, forced: Forced) -> Any:
-        with closing(self._rows()) as values:
-            names = ["" if name is None else str(name) for name in next(values, ())]
+        with closing(self._blocks(rows)) as blocks:
+            (header,) = next(blocks, [()])
+            names = ["" if name is None else str(name) for name in header]
             wanted = names if columns is None else columns
             places = range(len(names)) if columns is None else map(names.index, columns)
             pairs = [(place, forced.get(names[place]) == "text") for place in places]
-            while some := list(islice(values, rows)):
-                arrays = [_array([row[i] for row in some], text) for i, text in pairs]
+            for block in blocks:
+                arrays = [_array([row[i] for row in block], text) for i, text in pairs]
                 yield pa.RecordBatch.from_arrays(arrays, names=wanted)
 
 
@@ -417,7 +386,7 @@ def _array(values: list[Any], as_text: bool) -> Any:
     if not as_text:
         try:
             return pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError):
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
             pass
     return pa.array([None if v is None else _written(v) for v in values], pa.string())
 
@@ -428,10 +397,31 @@ def _written(value: Any) -> str:
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
+class JsonTable(RowsTable):
+    """JSON Lines: an object per line. PyArrow's reader ends the process at a line of null."""
+
+    def _blocks(self, rows: int) -> Generator[Sequence[Sequence[Any]]]:
+        first = map(_json_object, next(line_blocks(self.path, FIRST_ROWS), ()))
+        keys = list(dict.fromkeys(chain.from_iterable(first)))
+        yield [keys]
+        for lines in line_blocks(self.path, rows):
+            yield [[row.get(key) for key in keys] for row in map(_json_object, lines)]
+
+
+def _json_object(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"a line is not a JSON object: {line[:60]!r}")
+    return value
+
+
 class SheetTable(RowsTable):
     """A sheet of an Excel file, whose first row has the names."""
 
-    def _rows(self) -> Generator[Sequence[Any]]:
+    def _blocks(self, rows: int) -> Generator[Sequence[Sequence[Any]]]:
         from openpyxl import load_workbook
 
         with reading(self.where, *WORKBOOK):
@@ -440,33 +430,36 @@ class SheetTable(RowsTable):
                 check_unpacked(self.path, "the workbook", unpacked)
             with closing(load_workbook(self.path, read_only=True, data_only=True)) as book:
                 sheet = _choice(self.where, "sheets", book.sheetnames, self._want.table)
-                rows = book[sheet].iter_rows(values_only=True)
-                yield from (row for row in rows if any(value is not None for value in row))
+                every = book[sheet].iter_rows(values_only=True)
+                filled = (row for row in every if any(value is not None for value in row))
+                yield list(islice(filled, 1))
+                while block := list(islice(filled, rows)):
+                    yield block
 
 
 class QueryTable(RowsTable):
     """What a SELECT gives over a DB-API connection; it is executed again for every pass."""
 
-    def _rows(self) -> Generator[Sequence[Any]]:
+    def _blocks(self, rows: int) -> Generator[Sequence[Sequence[Any]]]:
         if self._want.table is None:
             raise ConfigError("a connection needs the query: Want(table='SELECT ...')")
         # A driver has errors of its own.
         with reading(self.where, Exception), closing(self.path.cursor()) as cursor:
             cursor.execute(self._want.table)
-            yield from _rows_of(cursor)
+            yield from _fetched(cursor, rows)
 
 
 class SqliteTable(RowsTable):
     """A table of a SQLite file, or what a SELECT gives."""
 
-    def _rows(self) -> Generator[Sequence[Any]]:
+    def _blocks(self, rows: int) -> Generator[Sequence[Sequence[Any]]]:
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
         with (
             reading(self.where, sqlite3.Error),
             closing(sqlite3.connect(uri, uri=True)) as base,
         ):
             base.execute("PRAGMA trusted_schema = OFF")
-            yield from _rows_of(base.execute(self._query(base)))
+            yield from _fetched(base.execute(self._query(base)), rows)
 
     def _query(self, base: sqlite3.Connection) -> str:
         if self._want.table is not None and re.match(r"(select|with)\s", self._want.table, re.I):
@@ -477,10 +470,10 @@ class SqliteTable(RowsTable):
         return f'SELECT * FROM "{quoted}"'
 
 
-def _rows_of(cursor: Any) -> Iterator[Sequence[Any]]:
-    yield tuple(field[0] for field in cursor.description or ())
-    while rows := cursor.fetchmany(FIRST_ROWS):
-        yield from rows
+def _fetched(cursor: Any, rows: int) -> Iterator[Sequence[Sequence[Any]]]:
+    yield [[field[0] for field in cursor.description or ()]]
+    while block := cursor.fetchmany(rows):
+        yield block
 
 
 FORMATS: dict[str, type[Table]] = {
@@ -507,7 +500,7 @@ def _within_memory(batch: Any, rows: int) -> Iterator[Any]:
     if batch.num_rows > rows:
         for first in range(0, batch.num_rows, rows):
             yield from _within_memory(batch.slice(first, rows), rows)
-    elif batch.num_rows > 1 and sum(map(_text_bytes, batch.columns)) > MAX_BATCH:
+    elif batch.num_rows > 1 and sum(map(_text_bytes, batch.columns)) > MAX_TEXT:
         yield from _within_memory(batch, (batch.num_rows + 1) // 2)
     elif batch.num_rows:
         yield batch
