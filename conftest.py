@@ -27,7 +27,6 @@ LONGEST = (
     "report/test_run_page",
     "cli/test_cli",
     "soak/",
-    "files/test_publish",
 )
 
 

@@ -5,8 +5,7 @@
 
 Each parser runs in a child process with bounded memory. A crash in a library ends only its child;
 it is counted, and another child continues with the next trial. The input of every trial is a
-function of the seed and the number of the trial. Parsers whose packages are not installed are left
-out, and named in the result.
+function of the seed and the number of the trial.
 """
 
 from __future__ import annotations
@@ -14,51 +13,61 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import mmap
 import os
 import resource
+import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
 sys.path.insert(0, str(Path(__file__).parent))
 from driver import drive
+from mutate import damaged
 from parsers import PARSERS, example_sketch
 
 from fedcohort.exceptions import FedcohortError
 
+FORK = get_context("fork")
 MEMORY = 2 << 30  # bytes that a parser may take beyond what it had before the first trial
 SECONDS = 20  # for one trial
-TRIAL, REFUSED, ACCEPTED = range(3)
-STOPPED = 70  # exit status of a child that could not go on
+TRIAL, REFUSED, ACCEPTED, PEAK = range(4)
 
 
 def attack(parser, folder, seed, trials, until, counts, note):
     """Run trials in this process; `counts` lies in shared memory, which outlives a crash."""
-    path, rng = folder / parser.file, Random()
-    path.parent.mkdir(exist_ok=True)
-    examples = parser.examples(folder)
-    for data in examples:  # everything is imported, and nothing refused for another reason
-        path.write_bytes(data)
-        parser.parse(path)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    parser.write(folder)
+    examples = {entry: content_of(entry) for entry in sorted(folder.iterdir())}
+    for entry in examples:  # everything is imported, and nothing refused for another reason
+        parser.read(entry)
     gc.freeze()  # what is imported is not searched for garbage again and again
     status = Path("/proc/self/status").read_text()
     most = (int(status.split("VmSize:")[1].split()[0]) << 10) + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     signal.signal(signal.SIGALRM, _too_slow)
+    rng = Random()
     for trial in trials:
         if time.monotonic() > until:
             return
         counts[TRIAL] = trial
         rng.seed((seed << 40) + trial)
-        path.write_bytes(parser.damaged(rng.choice(examples), rng))
+        entry = rng.choice(list(examples))
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        for path, content in examples[entry].items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        path = rng.choice(list(examples[entry]))
+        path.write_bytes(damaged(examples[entry][path], rng))
         signal.alarm(SECONDS)
         try:
-            parser.parse(path)
+            parser.read(entry)
             counts[ACCEPTED] += 1
         except FedcohortError:
             counts[REFUSED] += 1
@@ -66,37 +75,26 @@ def attack(parser, folder, seed, trials, until, counts, note):
             note(error)
         finally:
             signal.alarm(0)
+        counts[PEAK] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+
+def content_of(entry):
+    """The files of an example, which is a file or a folder."""
+    files = [path for path in (entry, *sorted(entry.rglob("*"))) if path.is_file()]
+    return {path: path.read_bytes() for path in files if path.name != ".lock"}
 
 
 def _too_slow(*_):
     raise TimeoutError(f"longer than {SECONDS} s")
 
 
-def in_child(work, note):
-    """Do something in a child process; return its exit status and what it used."""
-    process = os.fork()
-    if process == 0:
-        status = STOPPED
-        try:
-            work()
-            status = 0
-        except BaseException as error:
-            note(error)
-        finally:
-            os._exit(status)
-    _, status, usage = os.wait4(process, 0)
-    return os.waitstatus_to_exitcode(status), usage
-
-
 def run(name, seconds, count, seed=0):
     """Run `count` trials of one parser and return what came out."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     began = time.monotonic()
-    peak = crashes = cpu = first = 0
-    counts = memoryview(mmap.mmap(-1, 24)).cast("q")
+    counts, crashes, peak, first, errors = FORK.RawArray("q", 4), 0, 0, 0, {}
     with tempfile.TemporaryDirectory(dir=memory) as root:
-        parser, folder, log = PARSERS[name], Path(root) / "files", Path(root) / "errors.jsonl"
-        folder.mkdir()
+        folder, log = Path(root) / "examples", Path(root) / "errors.jsonl"
 
         def note(error):
             frames = traceback.extract_tb(getattr(error, "__traceback__", None))
@@ -108,22 +106,18 @@ def run(name, seconds, count, seed=0):
                 file.write(json.dumps({"error": kind, **about}) + "\n")
 
         while first < count and (not first or time.monotonic() < began + seconds):
-            trials = range(first, count)
-            code, usage = in_child(
-                lambda t=trials: attack(parser, folder, seed, t, began + seconds, counts, note),
-                note,
-            )
-            peak = max(peak, usage.ru_maxrss / 1024)
-            cpu += usage.ru_utime + usage.ru_stime
-            if code in (0, STOPPED):
+            rest = (seed, range(first, count), began + seconds, counts, note)
+            child = FORK.Process(target=attack, args=(PARSERS[name], folder, *rest))
+            child.start()
+            child.join()
+            peak = max(peak, counts[PEAK])
+            if child.exitcode == 0:
                 break
             crashes += 1
-            note(f"exit status {code}")
+            note(f"exit status {child.exitcode}")
             first = counts[TRIAL] + 1
-        lines = log.read_text().splitlines() if log.exists() else []
-    errors = {}
-    for found in map(json.loads, lines):
-        errors.setdefault(found.pop("error"), {"count": 0, **found})["count"] += 1
+        for found in map(json.loads, log.read_text().splitlines() if log.exists() else ()):
+            errors.setdefault(found.pop("error"), {"count": 0, **found})["count"] += 1
     refused, accepted = counts[REFUSED], counts[ACCEPTED]
     return {
         "target": name,
@@ -132,8 +126,7 @@ def run(name, seconds, count, seed=0):
         "accepted": accepted,
         "crashes": crashes,
         "errors": errors,
-        "peak_mb": round(peak),
-        "cpu_seconds": round(cpu, 1),
+        "peak_mb": peak,
         "seconds": round(time.monotonic() - began, 1),
     }
 

@@ -16,12 +16,14 @@ from safetensors.numpy import save_file
 
 import fedcohort.cli
 import fedcohort.experiments.run
+import fedcohort.files.arrays
 import fedcohort.files.sketching
 import fedcohort.flower  # noqa: F401
 from fedcohort import storage
 from fedcohort.personalize import Registry, check
 from fedcohort.sketch.race import RaceSketch
 
+RaceSketch.srp(dim=2).add(np.eye(2))  # and compiled
 CLI = "from fedcohort.cli import main; main()"
 
 
@@ -39,36 +41,10 @@ class Job:
     continues: bool = True  # whether a restart goes on where the kill was, or begins again
 
 
-EXPERIMENT = """
-rounds = 12
-cohort_size = 3
-device = "cpu"
-checkpoint_every = 2
-[policy]
-name = "oort"
-[local]
-epochs = 1
-[data]
-dataset = "digits"
-clients = 12
-partition = "shards"
-options = { per_client = 2 }
-"""
-
-
-def write_experiment(inputs):
-    (inputs / "run.toml").write_text(EXPERIMENT)
-
-
-def run_arguments(inputs, folder):
-    return ["run", inputs / "run.toml", "--out", folder / "run", "--resume"]
-
-
 def compare_arguments(inputs, folder):
-    setting = ["--rounds", 6, "--seeds", 1, "--cohort-size", 3, "--clients", 12]
-    setting += ["--set", "device=cpu", "--set", "checkpoint_every=2", "--set", "local.epochs=1"]
-    policies = ["--policies", "uniform,active-fl"]
-    return ["compare", *policies, *setting, "--out", folder / "compare", "--resume"]
+    setting = "--rounds 6 --seeds 1 --cohort-size 3 --clients 12 --policies oort,active-fl"
+    options = "--set device=cpu --set checkpoint_every=2 --set local.epochs=1 --resume"
+    return ["compare", *setting.split(), *options.split(), "--out", folder / "compare"]
 
 
 def rounds_of(folder):
@@ -116,32 +92,37 @@ def times_paid(folder):
     return ledger(folder)["spent"]["releases"]
 
 
-def write_records(inputs):
+def write_records(inputs, clients=20):
     rng = np.random.default_rng(0)
-    who = np.array([f"client {i % 20}" for i in range(1000)])
-    np.savez(inputs / "records.npz", x=rng.normal(size=(1000, 8)), who=who)
+    who = np.array([f"client {i % clients}" for i in range(50 * clients)])
+    np.savez(inputs / "records.npz", x=rng.normal(size=(len(who), 8)), who=who)
 
 
 def sketch_arguments(inputs, folder):
     private = ["--epsilon", 0.5, "--budget", folder / "budget.json", "--budget-epsilon", 4]
-    form = ["--columns", "x", "--by", "who", "--set", "rows=40", "--set", "bits=4"]
-    return ["sketch", inputs / "records.npz", *form, *private, "--force", "-o", folder / "out"]
+    form = ["--columns", "x", "--set", "rows=40", "--set", "bits=4", *private, "--force"]
+    return ["sketch", inputs / "records.npz", *form, "--by", "who", "-o", folder / "out"]
+
+
+def one_sketch_arguments(inputs, folder):
+    form = [a for a in sketch_arguments(inputs, folder) if a not in ("--by", "who")]
+    return [*form[:-1], folder / "one.sketch"]
 
 
 def sketches_of(folder):
-    """Noise is drawn anew in every trial: whose sketches there are, and what they claim."""
-    index = json.loads((folder / "out" / "clients.json").read_text())
-    found = [RaceSketch.load(folder / "out" / name) for name in sorted(index)]
-    strays = sorted(p.name for p in (folder / "out").iterdir() if p.name not in index)
-    claims = [json.dumps(sketch.header()["release"], sort_keys=True) for sketch in found]
-    return index, claims, strays, ledger(folder)["spent"], ledger(folder).get("undelivered", [])
+    """Noise is drawn anew in every trial: which files there are, and what they claim."""
+    release = lambda path: json.dumps(RaceSketch.load(path).header()["release"])  # noqa: E731
+    claims = {path.relative_to(folder): release(path) for path in folder.rglob("*.sketch")}
+    index = [path.read_text() for path in folder.rglob("clients.json")]
+    return claims, index, ledger(folder)["spent"], ledger(folder).get("undelivered")
 
 
 def sketches_delivered(folder):
-    index = folder / "out" / "clients.json"
-    if not index.exists() or not times_paid(folder) or ledger(folder).get("undelivered"):
-        return False
-    return all((index.parent / name).exists() for name in json.loads(index.read_text()))
+    """Whether a killed job had ended but for its exit: started again, it pays again."""
+    names = [json.loads(path.read_text()) for path in folder.rglob("clients.json")]
+    wanted = [folder / "out" / name for name in names[0]] if names else [folder / "one.sketch"]
+    paid = times_paid(folder) and not ledger(folder).get("undelivered")
+    return bool(paid) and all(path.exists() for path in wanted)
 
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -177,19 +158,19 @@ def server_of(folder):
     return (folder / "result").read_bytes()
 
 
+PAID = Job(
+    CLI,
+    sketch_arguments,
+    sketches_of,
+    write_records,
+    held=lambda folder: set(range(times_paid(folder))),
+    paid=times_paid,
+    done=sketches_delivered,
+    continues=False,
+)
 JOBS = {
-    "run": Job(CLI, run_arguments, rounds_of, write_experiment),
     "compare": Job(CLI, compare_arguments, rounds_of),
-    "sketch": Job(
-        CLI,
-        sketch_arguments,
-        sketches_of,
-        write_records,
-        held=lambda folder: set(range(times_paid(folder))),
-        paid=times_paid,
-        done=sketches_delivered,
-        continues=False,
-    ),
+    "sketch": PAID,
     "registry": Job(
         CLI, registry_arguments, registry_of, write_clients, held=clients_of, continues=False
     ),

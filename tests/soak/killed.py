@@ -28,7 +28,8 @@ def watch(folder, moments, last, tear):
             os.killpg(0, signal.SIGKILL)
 
     def hook(event, arguments):
-        if event in FILE_EVENTS and not isinstance(arguments[0], int):
+        reads = event == "open" and not arguments[2] & os.O_ACCMODE
+        if event in FILE_EVENTS and not reads and not isinstance(arguments[0], int):
             path = os.fsdecode(arguments[0])
             if path.startswith(inside):
                 if event == "open" and os.path.isfile(path):

@@ -1,7 +1,7 @@
 """Kill writers with SIGKILL, start them again, and compare with a calm run.
 
     python tests/soak/kills.py --seconds 60
-    python tests/soak/kills.py --only run,registry --kills 100 --out result.json
+    python tests/soak/kills.py --only compare,registry --kills 100 --out result.json
 
 Three kills in five come at a random moment of danger: an open, a rename, a removal, a lock, a sync
 (before and after) or a statement of SQLite. One in five comes before a sync and also cuts the file

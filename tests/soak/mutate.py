@@ -1,4 +1,7 @@
-"""Damage to files: bytes, JSON values, zip members, .npy headers, checksums made right again."""
+"""Damage to files, by their format: values, members, headers and rows, with checksums made right.
+
+One time in four, or where the format is not known, bytes are damaged.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import hashlib
 import io
 import json
 import re
+import sqlite3
 import struct
 import zipfile
+from contextlib import closing
 from random import Random
 
 ODD = [
@@ -22,15 +27,18 @@ WORDS = [b"\x00", b"\xff", b"\xff\xfe", b"[" * 5000, b"{", b"'", b'"', b"\n", b"
 INTEGERS = [struct.Struct(order + width) for order in "<>" for width in "BHIQ"]
 
 
-def odd_shape(rng: Random) -> list[int]:
-    """Draw a shape of zeros and extremes: no bytes at all, or more than there can be."""
-    return [rng.choice([0, 0, 1, 2, 3, *LENGTHS]) for _ in range(rng.randrange(5))]
-
-
-def odd(rng: Random):
-    """Draw an odd value."""
-    value = rng.choice(ODD)
-    return copy.deepcopy(value) if isinstance(value, list | dict) else value
+def damaged(data: bytes, rng: Random) -> bytes:
+    """Return a damaged copy of a file's content."""
+    if rng.random() < 0.25:
+        return damaged_bytes(data, rng)
+    for magic, change in FORMATS.items():
+        if data.startswith(magic):
+            return change(data, rng)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = "\x00"
+    return damaged_bytes(data, rng) if "\x00" in text else damaged_text(text, rng)
 
 
 def damaged_bytes(data: bytes, rng: Random) -> bytes:
@@ -50,14 +58,53 @@ def damaged_bytes(data: bytes, rng: Random) -> bytes:
             case 4:
                 out[at:at] = rng.choice(WORDS)
             case 5:
-                form = rng.choice(INTEGERS)
-                new = form.pack(
-                    rng.choice([0, 1, 2**7, 2**15, *LENGTHS]) & ((1 << 8 * form.size) - 1)
-                )
-                out[at : at + len(new)] = new
+                form, number = rng.choice(INTEGERS), rng.choice([0, 1, 2**7, 2**15, *LENGTHS])
+                out[at : at + form.size] = form.pack(number & ((1 << 8 * form.size) - 1))
             case 6:
                 out[at:at] = out[at : at + rng.randrange(1, 200)]
     return bytes(out)
+
+
+def odd(rng: Random):
+    """Draw an odd value."""
+    return copy.deepcopy(rng.choice(ODD))
+
+
+def odd_shape(rng: Random) -> list[int]:
+    """Draw a shape of zeros and extremes: no bytes at all, or more than there can be."""
+    return [rng.choice([0, 0, 1, 2, 3, *LENGTHS]) for _ in range(rng.randrange(5))]
+
+
+def as_json(value) -> str:
+    try:
+        return json.dumps(value)
+    except ValueError:  # an integer of too many digits
+        return "9" * 400
+
+
+def damaged_text(text: str, rng: Random) -> bytes:
+    """Damage values of a JSON document or of a line of JSON; else replace a word of a line."""
+    lines = [text]
+    if not _is_json(text):
+        lines = text.split("\n")
+    at = rng.randrange(len(lines))
+    if _is_json(lines[at]):
+        value = json.loads(lines[at])
+        for _ in range(rng.randrange(1, 4)):
+            value = damaged_json(value, rng)
+        lines[at] = as_json(value)
+    else:
+        words = re.split(r"([\s,=]+)", lines[at])
+        words[2 * rng.randrange(len(words) // 2 + 1)] = as_json(odd(rng))
+        lines[at] = "".join(words)
+    return "\n".join(lines).encode("utf-8", "surrogatepass")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict | list)
+    except ValueError:
+        return False
 
 
 def damaged_json(value, rng: Random):
@@ -84,42 +131,14 @@ def damaged_json(value, rng: Random):
 
 def _places(value):
     """Yield every container and key of a JSON value."""
-    if not isinstance(value, dict | list):
-        return
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-        yield value, key
-        yield from _places(inner)
-
-
-def json_bytes(value) -> bytes:
-    try:
-        return json.dumps(value).encode()
-    except ValueError:  # an integer of too many digits
-        return json.dumps(str(value)[:100] if isinstance(value, str) else None).encode()
-
-
-def damaged_document(data: bytes, rng: Random) -> bytes:
-    """A JSON document: its values three times in four, its bytes otherwise."""
-    if rng.random() < 0.25:
-        return damaged_bytes(data, rng)
-    value = json.loads(data)
-    for _ in range(rng.randrange(1, 4)):
-        value = damaged_json(value, rng)
-    return json_bytes(value)
-
-
-def damaged_lines(data: bytes, rng: Random) -> bytes:
-    """JSON lines: one of them."""
-    lines = data.split(b"\n")
-    at = rng.randrange(max(1, len(lines) - 1))
-    lines[at] = damaged_document(lines[at], rng)
-    return b"\n".join(lines)
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield value, key
+            yield from _places(inner)
 
 
 def damaged_npy(data: bytes, rng: Random) -> bytes:
-    """An .npy file: its header as text, or its bytes."""
-    if rng.random() < 0.3 or data[:6] != b"\x93NUMPY":
-        return damaged_bytes(data, rng)
+    """Damage the header of an .npy file as text."""
     end = 10 + struct.unpack("<H", data[8:10])[0]
     text = data[10:end].decode("latin-1")
     if rng.random() < 0.2:
@@ -141,9 +160,7 @@ SWAPS = [
 
 
 def damaged_zip(data: bytes, rng: Random) -> bytes:
-    """A zip archive: mostly a member inside a valid archive, with right checksums."""
-    if rng.random() < 0.25:
-        return damaged_bytes(data, rng)
+    """Delete, rename or damage a member of a zip archive."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     name, draw = rng.choice(list(members)), rng.random()
@@ -152,8 +169,7 @@ def damaged_zip(data: bytes, rng: Random) -> bytes:
     elif draw < 0.1:
         members[f"{rng.randrange(99)}.npy"] = members.pop(name)
     else:
-        change = damaged_document if name.endswith(".json") else damaged_npy
-        members[name] = change(members[name], rng)
+        members[name] = damaged(members[name], rng)
     out, method = io.BytesIO(), 8 if rng.random() < 0.1 else 0  # deflated, or stored
     with zipfile.ZipFile(out, "w", method) as archive:
         for member, content in members.items():
@@ -162,25 +178,46 @@ def damaged_zip(data: bytes, rng: Random) -> bytes:
 
 
 def damaged_sketch(data: bytes, rng: Random) -> bytes:
-    """A sketch file: its header or its counts, with lengths and checksum that are right."""
-    if rng.random() < 0.2:
-        return damaged_bytes(data, rng)
+    """Damage the header or the counts of a sketch file; its lengths stay right."""
     prefix = struct.Struct("<8sHII")
     magic, version, head, _ = prefix.unpack_from(data)
     header = data[prefix.size : prefix.size + head]
     counts = data[prefix.size + head : -32]
     if rng.random() < 0.8:
-        header = damaged_document(header, rng)
+        header = damaged(header, rng)
     else:
         counts = damaged_bytes(counts, rng)
     body = prefix.pack(magic, version, len(header), len(counts)) + header + counts
     return body + hashlib.blake2b(body, digest_size=32).digest()
 
 
-def damaged_text(data: bytes, rng: Random) -> bytes:
-    """Text with values: a token is replaced by another odd one, or bytes are damaged."""
-    if rng.random() < 0.2:
-        return damaged_bytes(data, rng)
-    words = re.split(r"(\s+)", data.decode().strip())
-    words[2 * rng.randrange(len(words) // 2 + 1)] = json_bytes(odd(rng)).decode()
-    return "".join(words).encode("utf-8", "surrogatepass")
+def damaged_database(data: bytes, rng: Random) -> bytes:
+    """Put an odd value into a row of a SQLite database, if SQLite takes it."""
+    value = odd(rng)
+    if isinstance(value, list | dict) or (isinstance(value, int) and abs(value) >= 2**63):
+        value = as_json(value)
+    if isinstance(value, str):
+        encoded = value.encode("utf-8", "surrogatepass")
+        value = encoded if rng.random() < 0.3 else encoded.decode("latin-1")
+    with closing(sqlite3.connect(":memory:")) as db:
+        try:
+            db.deserialize(data)
+            tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            (table,) = rng.choice(tables)
+            columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+            (rows,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
+            row = f"(SELECT {columns[0]} FROM {table} LIMIT 1 OFFSET {rng.randrange(rows + 1)})"
+            where = f"{columns[0]} = {row}"
+            db.execute(f"UPDATE {table} SET {rng.choice(columns)} = ? WHERE {where}", (value,))
+            db.commit()
+        except sqlite3.Error:  # such as of a database with a log
+            return damaged_bytes(data, rng)
+        return db.serialize()
+
+
+FORMATS = {
+    b"PK": damaged_zip,
+    b"\x93NUMPY": damaged_npy,
+    b"SQLite format 3": damaged_database,
+    b"FCSKETCH": damaged_sketch,
+}
