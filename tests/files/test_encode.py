@@ -12,7 +12,7 @@ import pytest
 
 from fedcohort.exceptions import DataError
 from fedcohort.files import Want, open_source
-from fedcohort.files.columns import Column, columns_from_spec
+from fedcohort.files.columns import Column
 from fedcohort.files.table_source import text_slot
 
 HALF = 2**-0.5
@@ -154,5 +154,3 @@ def test_all_kinds_side_by_side_equal_in_csv_and_parquet(tmp_path):
 def test_columns_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Column("a", **options)
-    with pytest.raises(ValueError, match="named twice"):
-        columns_from_spec([{"name": "a"}, {"name": "a"}])

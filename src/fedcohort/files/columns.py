@@ -1,9 +1,9 @@
 """What each column of a table becomes before it is hashed, by public parameters only.
 
-Nothing here is fitted to data: levels, centers and scales are constants that all sites agree on,
-and that a sketch states in its header. Columns are put side by side in one vector. Two numbers that
-differ by one `scale`, two different categories, the first and the last level of an ordered
-category, true and false, or opposite days of the year are all `weight` apart.
+Levels, centers and scales are constants that all sites agree on, and that a sketch states in its
+header. Columns are put side by side in one vector. Two numbers that differ by one `scale`, two
+categories, the first and the last of ordered levels, true and false, or opposite days of the year
+are all `weight` apart.
 """
 
 from __future__ import annotations
@@ -98,8 +98,11 @@ class Column:
             "levels: two levels or more are needed": kind == "ordered" and len(levels) < 2,
             "slots: text needs slots, such as 64": kind == "text" and not self.slots,
             f"parts: a date needs either parts ({', '.join(PERIODS)}) or since": neither,
-            "since: must be a date as 2020-01-31": not _is_day(self.since),
         }
+        try:
+            date.fromisoformat(self.since or "2020-01-31")
+        except ValueError:
+            wrong["since: must be a date as 2020-01-31"] = True
         for name, _, why in (message.partition(": ") for message in wrong if wrong[message]):
             raise ConfigError(f"column {self.name!r}: {name}={getattr(self, name)!r}: {why}")
 
@@ -123,13 +126,6 @@ class Column:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in stated.items()}
 
 
-def _is_day(text: str | None) -> bool:
-    try:
-        return text is None or bool(date.fromisoformat(text))
-    except ValueError:
-        return False
-
-
 @dataclass(frozen=True)
 class SiteColumn:
     """How one site writes a column of the spec; nothing of it is in a sketch.
@@ -149,17 +145,6 @@ class SiteColumn:
             raise ConfigError("site: codes must be a table of texts")
 
 
-def columns_from_spec(spec: Any) -> tuple[Column, ...]:
-    """Rebuild columns from their `spec`; ValueError or TypeError for anything else."""
-    if not isinstance(spec, list) or not all(isinstance(c, dict) for c in spec):
-        raise ValueError("columns must be a list of objects")
-    columns = tuple(Column(**c) for c in spec)
-    for name, times in Counter(column.name for column in columns).items():
-        if times > 1:
-            raise ValueError(f"column {name!r} is named twice; name each column once")
-    return columns
-
-
 def columns_width(columns: Sequence[Column]) -> int:
     """How many numbers a record of these columns takes."""
     return sum(column.width for column in columns)
@@ -168,7 +153,10 @@ def columns_width(columns: Sequence[Column]) -> int:
 def columns_of(sketch: RaceSketch) -> tuple[Column, ...]:
     """Return the columns that a sketch states; InvalidSketch if they do not make its vectors."""
     try:
-        columns = columns_from_spec(list(sketch.columns))
+        columns = tuple(Column(**column) for column in sketch.columns)
+        for name, times in Counter(column.name for column in columns).items():
+            if times > 1:
+                raise ValueError(f"column {name!r} is named twice")
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidSketch(f"the header is wrong: {error}") from None
     step, dim = sketch.transform, getattr(sketch.family, "dim", None)

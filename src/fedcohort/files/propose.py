@@ -229,7 +229,7 @@ def _role(table: Table, name: str) -> tuple[str, list[str]]:
     different = values.unique().drop_null()
     few = len(different) <= FEW
     if kind == "text":
-        plain = pc.utf8_trim_whitespace(different.cast(pa.string()))
+        plain = pc.utf8_trim_whitespace(different)
         read = {f: pc.strptime(plain, format=f, unit="s", error_is_null=True) for f in DATE_FORMATS}
         formats = [f for f, dates in read.items() if len(dates) and not dates.null_count]
         return "date" if formats else "category" if few else "text", formats

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from fedcohort.exceptions import ConfigError
 from fedcohort.files.columns import Column, SiteColumn
@@ -91,10 +91,9 @@ class ReleaseOptions:
 
     def costs(self, sketch: RaceSketch) -> list[Release]:
         """Return the releases that `private` makes, for the budget."""
-        parts = [(sketch.rows, 1.0)]
+        parts, epsilon = [(sketch.rows, 1.0)], self.epsilon or 0.0
         if sketch.marginals is not None:
             parts = [(sketch.rows, 1 - self.explain), (len(sketch.columns), self.explain)]
-        epsilon = self.epsilon or 0.0
         return [noise_for(n, epsilon * s, self.delta * s, self.neighbors) for n, s in parts]
 
 
@@ -147,17 +146,15 @@ class SketchSpec:
             and stated,
             "--label and --classes go together": (label.column is None) != (label.classes is None),
             "--label: minhash takes no labels": family == "minhash" and label.column is not None,
+            "hash minhash is for texts: use --text, or srp or pstable for columns": family
+            == "minhash"
+            and self.columns,
             "delta needs --epsilon": release.epsilon is None and release.delta != 0,
             "n=private needs --epsilon": release.epsilon is None and release.n != "public",
             "explain takes a share from 0 to below 1": not 0 <= release.explain < 1,
         }
-        for message, wrong in idle.items():
-            if wrong:
-                raise ConfigError(message)
-        if family == "minhash" and self.columns:
-            raise ConfigError(
-                "hash minhash is for texts: use --text, or srp or pstable for columns"
-            )
+        for message in (message for message, wrong in idle.items() if wrong):
+            raise ConfigError(message)
 
     @property
     def digest(self) -> str:
@@ -189,9 +186,8 @@ class SketchSpec:
         if (center, scale) != (0, 1):
             source.columns = tuple(replace(c, center=center, scale=scale) for c in source.columns)
         size, (rows, bits), step = self.hash, self._size(source), self._transform(source)
-        buckets = size.buckets or 1 << bits
+        buckets, ngrams = size.buckets or 1 << bits, cast(tuple[int, int], size.ngrams)
         if size.hash == "minhash":
-            ngrams: Any = size.ngrams
             tokens = Tokenizer(size.analyzer, ngrams)
             empty = RaceSketch.minhash(rows, buckets, size.seed, tokens)
         elif size.hash == "srp":
@@ -237,14 +233,13 @@ def spec_from_settings(settings: Mapping[str, Any], **more: Any) -> SketchSpec:
     >>> spec_from_settings({"rows": 50, "epsilon": 1.0}, columns=("age",)).hash.rows
     50
     """
-    kinds = {f.name: kind for kind in (HashOptions, ReleaseOptions) for f in fields(kind)}
+    sizes, every = ({f.name for f in fields(kind)} for kind in (HashOptions, ReleaseOptions))
     for key in settings:
-        if key not in kinds:
-            raise unknown("key", key, kinds, "of --set")
-    size = {key: value for key, value in settings.items() if kinds[key] is HashOptions}
-    release = {key: value for key, value in settings.items() if key not in size}
-    options = _checked("--set", HashOptions, size), _checked("--set", ReleaseOptions, release)
-    return SketchSpec(hash=options[0], release=options[1], **more)
+        if key not in sizes | every:
+            raise unknown("key", key, sorted(sizes | every), "of --set")
+    size = _checked("--set", HashOptions, {k: settings[k] for k in settings if k in sizes})
+    release = _checked("--set", ReleaseOptions, {k: settings[k] for k in settings if k in every})
+    return SketchSpec(hash=size, release=release, **more)
 
 
 def load_spec(path: Path) -> SketchSpec:

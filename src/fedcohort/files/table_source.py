@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.columns import PERIODS, Column, SiteColumn, columns_width
 from fedcohort.files.source import Block, Place, Reading, Source, Want
-from fedcohort.files.tables import Kind, Table, kind_of_type, open_table
+from fedcohort.files.tables import Kind, Table, open_table
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -63,9 +63,8 @@ PART_OF: dict[str, Callable[[Any], Any]] = {  # numbers from 0
 class TableSource(Source):
     """Rows of tables; several files with the wanted columns follow each other.
 
-    Columns become numbers as their `Column` says; without one, numbers and booleans (0 and 1) are
-    taken as they are. A text column gives texts. The first `skip` files only say what the others
-    hold.
+    Without a `Column`, numbers and booleans (0 and 1) are taken as they are. A text column gives
+    texts. The first `skip` files only say what the others hold.
     """
 
     def __init__(self, files: Sequence[Any], root: Path, want: Want, skip: int = 0) -> None:
@@ -92,8 +91,8 @@ class TableSource(Source):
     @property
     def rows(self) -> int | None:  # type: ignore[override]
         """Rows in all, where the files say so."""
-        counts = [table.rows for table in self._tables]
-        return None if None in counts else sum(n for n in counts if n is not None)
+        counts = [table.rows for table in self._tables if table.rows is not None]
+        return sum(counts) if len(counts) == len(self._tables) else None
 
     def blocks(self) -> Iterator[Block]:
         """Yield vectors (n, dim), or lists of texts."""
@@ -180,12 +179,34 @@ class TableSource(Source):
 
     def _content(self, batch: Any, place: Place) -> tuple[Any, Bools, list[Encoded]]:
         """Return the vectors or texts of a batch, which to keep, and the columns one by one."""
-        arrays = [batch[name] for name in self._names]
-        if self.form == "vectors":
-            return encode(self.columns, arrays, place, self._want, self.reading)
-        texts = unpacked(arrays[0]).cast(pa.string())
-        present = texts.is_valid().to_numpy(zero_copy_only=False)
-        return texts.to_pylist(), self._present(present, self._names[0], place), []
+        keep = np.ones(len(batch), bool)
+        if self.form == "texts":
+            texts = batch[self._names[0]]
+            present = texts.is_valid().to_numpy(zero_copy_only=False)
+            return texts.to_pylist(), self._present(present, self._names[0], place), []
+        out, parts, start = np.zeros((len(batch), self.dim)), [], 0
+        for column, name in zip(self.columns, self._names, strict=True):
+            part = _at_site(column, batch[name], place, self._want)
+            parts.append(part)
+            if part.missing.any():
+                self.reading.missing[column.name] += int(part.missing.sum())
+                if column.missing == "error":
+                    raise place.error(column.name, part.missing)
+                part.values[np.isnan(part.values)] = 0.0
+                if column.missing == "drop":
+                    keep &= ~part.missing
+            self.reading.look_at(column, part.order[~part.missing])
+            own = out[:, start : start + column.width]
+            with np.errstate(over="ignore"):
+                np.multiply(part.values, column.weight, out=own[:, : part.values.shape[1]])
+            if column.missing == "indicator":
+                own[:, -1] = part.missing * column.weight
+            constants = (
+                f"center = {column.center}, scale = {column.scale}, weight = {column.weight}"
+            )
+            _refuse_infinite(own, column, place, f"too large for {constants}")
+            start += column.width
+        return out, keep, parts
 
     def _present(self, present: Bools, name: str, place: Place) -> Bools:
         """Refuse missing values, or count those whose rows are dropped."""
@@ -233,43 +254,6 @@ class Encoded(NamedTuple):
         return Encoded(self.values[rows], self.missing[rows], self.order[rows])
 
 
-def encode(
-    columns: Sequence[Column],
-    arrays: Sequence[Any],
-    place: Place,
-    want: Want,
-    reading: Reading,
-) -> tuple[Floats, Bools, list[Encoded]]:
-    """Return the vectors of a batch, which records to keep, and the columns one by one.
-
-    The reading is told what was missing or unknown, and the ranges.
-    """
-    n = len(arrays[0])
-    out = np.zeros((n, columns_width(columns)))
-    keep, parts, start = np.ones(n, bool), [], 0
-    for column, array in zip(columns, arrays, strict=True):
-        part = _at_site(column, array, place, want)
-        parts.append(part)
-        if part.missing.any():
-            reading.missing[column.name] += int(part.missing.sum())
-            if column.missing == "error":
-                raise place.error(column.name, part.missing)
-            part.values[np.isnan(part.values)] = 0.0
-            if column.missing == "drop":
-                keep &= ~part.missing
-        reading.look_at(column, part.order[~part.missing])
-        stop = start + part.values.shape[1]
-        with np.errstate(over="ignore"):
-            np.multiply(part.values, column.weight, out=out[:, start:stop])
-        constants = f"center = {column.center}, scale = {column.scale}, weight = {column.weight}"
-        _refuse_infinite(out[:, start:stop], column, place, f"too large for {constants}")
-        if column.missing == "indicator":
-            out[:, stop] = part.missing * column.weight
-            stop += 1
-        start = stop
-    return out, keep, parts
-
-
 def _at_site(column: Column, array: Any, place: Place, want: Want) -> Encoded:
     """Encode a column, which a site may write in its own way."""
     site, markers = want.site.get(column.name, SiteColumn()), want.null_values
@@ -295,7 +279,7 @@ def _recoded(plain: Any, codes: Mapping[str, str]) -> Any:
 
 
 def _number(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Encoded:
-    is_text = kind_of_type(array.type) == "text"
+    is_text = pa.types.is_string(array.type)
     try:
         raw = floats(texts(array, markers) if is_text else array).copy()
     except pa.lib.ArrowInvalid as error:
@@ -321,15 +305,8 @@ def _refuse_infinite(raw: NDArray[Any], column: Column, place: Place, problem: s
 
 def floats(array: Any) -> Floats:
     """Return a column as numbers, NaN where there is none."""
-    plain = unpacked(array).cast(pa.float64(), safe=False)
-    values: Floats = plain.to_numpy(zero_copy_only=False)
+    values: Floats = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     return values
-
-
-def unpacked(array: Any) -> Any:
-    """Unpack a column of categories to its values."""
-    is_dictionary = pa.types.is_dictionary(array.type)
-    return array.dictionary_decode() if is_dictionary else array
 
 
 def texts(array: Any, markers: Sequence[str]) -> Any:
@@ -338,9 +315,8 @@ def texts(array: Any, markers: Sequence[str]) -> Any:
     63.0 is written 63, so that a value is the same wherever a column was read as whole numbers
     and wherever as fractions.
     """
-    array = unpacked(array)
     plain = pc.utf8_trim_whitespace(written(array))
-    if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+    if pa.types.is_string(array.type):
         plain = pc.replace_substring_regex(plain, r"^(-?\d+)\.0+$", r"\1")
     missing = pc.is_in(plain, value_set=pa.array(["", *markers], pa.string()))
     return pc.if_else(missing, pa.scalar(None, pa.string()), plain)
@@ -348,7 +324,6 @@ def texts(array: Any, markers: Sequence[str]) -> Any:
 
 def written(array: Any) -> Any:
     """Return a column as texts, whole numbers in digits although they were read as fractions."""
-    array = unpacked(array)
     plain = array.cast(pa.string())
     if not pa.types.is_floating(array.type):
         return plain
@@ -413,7 +388,7 @@ def _date(column: Column, stamps: Any) -> Encoded:
 
 
 def _timestamps(column: Column, array: Any, place: Place, markers: Sequence[str]) -> Any:
-    kind, array = pa.timestamp("s"), unpacked(array)
+    kind = pa.timestamp("s")
     if pa.types.is_temporal(array.type) and not pa.types.is_time(array.type):
         return array.cast(kind, safe=False)
     plain = texts(array, markers)

@@ -1,9 +1,8 @@
 """Tables as record batches of PyArrow: Parquet, CSV, Arrow, JSON Lines, Excel, SQLite, in memory.
 
-Parquet goes through ParquetFile and not through a PyArrow dataset's scanner: the scanner unpacks
-whole row groups, which by default are a million rows, while this reader unpacks page by page.
-DuckDB reads most of these, too. It does not replace this module: its wheel reads neither Excel nor
-SQLite nor cp1252 without a download at run time, and it takes decimal commas for text.
+Parquet does not go through a PyArrow dataset's scanner, which unpacks whole row groups, by default
+a million rows. DuckDB's wheel reads neither Excel nor SQLite nor cp1252 without a download at run
+time, and it takes decimal commas for text.
 """
 
 from __future__ import annotations
@@ -64,8 +63,8 @@ def open_table(data: Any, root: Path, want: Want) -> Table:
 class Table:
     """A table, with the columns that the names of its folders give it.
 
-    A format has `_schema` and `_stream`: what the file holds, and its record batches. Where
-    `as_written` is true, columns can be read as the texts that are written in the file.
+    A format has `_schema` and `_stream`, its record batches. Where `as_written` is true, columns
+    can be read as the texts that are written in the file.
     """
 
     as_written = False
@@ -121,10 +120,8 @@ class Table:
             for batch in self._stream(inside, rows, forced or {}):
                 batch.validate(full=True)  # offsets and indexes of a damaged file lead anywhere
                 for part in _within_memory(batch, rows):
-                    arrays = [
-                        pa.repeat(self._given[c], len(part)) if c in self._given else part.column(c)
-                        for c in columns
-                    ]
+                    given = {c: pa.repeat(value, len(part)) for c, value in self._given.items()}
+                    arrays = [given[c] if c in given else _plain(part[c]) for c in columns]
                     yield pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
@@ -169,10 +166,10 @@ class CsvTable(Table):
         return self._open({}, None).schema
 
     def _stream(self, columns: list[str], rows: int, forced: Forced) -> Any:
-        types = {c: pa.string() for c in columns if forced.get(c) == "text"}
-        for c in columns:
-            if forced.get(c) == "number" and not pa.types.is_boolean(self.schema.field(c).type):
-                types[c] = pa.float64()
+        booleans = {field.name for field in self.schema if pa.types.is_boolean(field.type)}
+        numbers = [c for c in columns if forced.get(c) == "number" and c not in booleans]
+        types = dict.fromkeys(numbers, pa.float64())
+        types |= {c: pa.string() for c in columns if forced.get(c) == "text"}
         try:
             yield from self._open(types, columns)
         except pa.ArrowInvalid as error:
@@ -252,8 +249,8 @@ def find_dialect(path: Path, stated: CsvOptions, null_values: Sequence[str]) -> 
         f"encoding {encoding}": stated.encoding is None and encoding != "utf-8",
         f"delimiter {delimiter!r}": stated.delimiter is None and delimiter != "," and not tabs,
         "decimal comma": stated.decimal is None and comma,
-        f"no header, so the columns are called c1 to c{len(first)}": stated.header is None
-        and names,
+        f"no header, so the columns are called c1 to c{len(names)}": names
+        and stated.header is None,
     }
     said = tuple(text for text, holds in detected.items() if holds)
     return Dialect(delimiter, decimal, encoding, names, said)
@@ -506,8 +503,15 @@ def _within_memory(batch: Any, rows: int) -> Iterator[Any]:
         yield batch
 
 
+def _plain(array: Any) -> Any:
+    """Return a column without a dictionary, and texts in the one usual type."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array.cast(pa.string()) if kind_of_type(array.type) == "text" else array
+
+
 def _text_bytes(array: Any) -> int:
-    """Return how many bytes the texts of a column take without their dictionary."""
+    """How many bytes the texts of a column take without their dictionary."""
     if kind_of_type(array.type) != "text":
         return 0
     if pa.types.is_dictionary(array.type):
