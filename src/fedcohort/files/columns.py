@@ -8,7 +8,6 @@ are all `weight` apart.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import date
@@ -154,9 +153,6 @@ def columns_of(sketch: RaceSketch) -> tuple[Column, ...]:
     """Return the columns that a sketch states; InvalidSketch if they do not make its vectors."""
     try:
         columns = tuple(Column(**column) for column in sketch.columns)
-        for name, times in Counter(column.name for column in columns).items():
-            if times > 1:
-                raise ValueError(f"column {name!r} is named twice")
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidSketch(f"the header is wrong: {error}") from None
     step, dim = sketch.transform, getattr(sketch.family, "dim", None)
