@@ -44,6 +44,14 @@ def test_a_changed_or_missing_model_is_found_and_never_loaded(two, problem, sql)
     assert two.model("bob")["w"].sum() == 100
 
 
+def test_a_name_of_a_model_that_is_no_text_is_damage(two):
+    """It left as a UnicodeEncodeError."""
+    with two.db.writing() as db:
+        db.execute("UPDATE clients SET model = CAST(X'FF' AS TEXT) WHERE id = 'ann'")
+    with pytest.raises(DataError, match="warm"):
+        two.model("ann")
+
+
 def test_rows_that_repeat_do_not_keep_a_reader_forever(two):
     """A damaged table can return the same rows for any `number > ?`."""
     with pytest.raises(DataError, match="do not rise"):

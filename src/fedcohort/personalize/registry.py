@@ -194,10 +194,10 @@ def _empty_database() -> tuple[bytes, list[tuple[Any, ...]]]:
 
 @contextmanager
 def sqlite_errors(path: Path) -> Iterator[None]:
-    """Raise errors of SQLite as a DataError; it quotes damaged text, which Python cannot decode."""
+    """Raise errors of SQLite as a DataError; damaged text is none to Python."""
     try:
         yield
-    except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeDecodeError) as error:
+    except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
         raise DataError(f"{path}: {error}") from error
 
 
