@@ -85,6 +85,10 @@ def test_the_header_states_the_columns_in_full(tmp_path):
     wrong.save(tmp_path / "wrong.sketch")
     with pytest.raises(InvalidSketch, match="columns of 5 numbers"):
         load_sketch(tmp_path / "wrong.sketch")
+    wrong.columns = ({"name": "a"}, {"name": "a"})
+    wrong.save(tmp_path / "wrong.sketch")
+    with pytest.raises(InvalidSketch, match="name of its own"):
+        load_sketch(tmp_path / "wrong.sketch")
 
 
 @example(["../../x", "..", "CON", "a\x00b", "A\x00b", ""])

@@ -408,6 +408,8 @@ class JsonTable(RowsTable):
 def _json_object(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
+        if "\\u" in line:
+            json.dumps(value, ensure_ascii=False).encode()  # half a character is refused
     except ValueError:
         value = None
     if not isinstance(value, dict):
