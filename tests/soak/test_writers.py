@@ -10,7 +10,6 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from fedcohort import storage
 from fedcohort.exceptions import BudgetExceeded, FedcohortError, FolderInUse
 from fedcohort.personalize import Registry, check
 from fedcohort.privacy.budget import BudgetLedger
@@ -108,20 +107,3 @@ def test_one_registry_is_made_once_and_takes_all_clients(tmp_path):
     with Registry(tmp_path / "warm") as registry:
         assert len(registry) == 20
         assert check(registry) == []
-
-
-def test_one_checkpoint_is_always_whole(tmp_path):
-    """Writers replace it while a reader reads it."""
-    path = tmp_path / "state"
-    storage.save(path, {"a": np.zeros(5000)})
-
-    def act(number):
-        for i in range(40):
-            if number:
-                storage.save(path, {"a": np.full(5000, float(number * 100 + i))})
-            else:
-                assert len(set(storage.load(path)["a"].tolist())) == 1
-        return number
-
-    assert sorted(at_once(act, range(3))) == [0, 1, 2]
-    assert [p.name for p in tmp_path.iterdir()] == ["state"]
