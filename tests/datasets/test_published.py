@@ -62,8 +62,7 @@ def write_heart(folder):
 
 
 def write_plays(folder, text=""):
-    data = text if isinstance(text, bytes) else text.encode()
-    (folder / "plays.tsv.gz").write_bytes(gzip.compress(data))
+    (folder / "plays.tsv.gz").write_bytes(gzip.compress(text.encode()))
 
 
 WRITERS = {
@@ -118,13 +117,13 @@ def test_available_tells_ok_missing_and_damaged_apart(published, tmp_path):
     published("mnist")
     published("heart-disease")
     (published("cifar10") / "data_batch_1.bin").write_bytes(b"x")
-    status = {record.name: record for record in available(tmp_path)}
+    records = {record.name: record for record in available(tmp_path)}
     expected = {"mnist": "ok", "heart-disease": "ok", "digits": "ok", "cifar10": "damaged"}
-    assert {n: r.status for n, r in status.items()} == dict.fromkeys(DATASETS, "missing") | expected
-    assert (status["mnist"].samples, status["mnist"].clients) == (24, None)
-    assert (status["heart-disease"].samples, status["heart-disease"].clients) == (44, 4)
-    assert status["mnist"].where == str(tmp_path / "mnist")
-    assert "data_batch_1.bin" in status["cifar10"].detail
+    status = {name: record.status for name, record in records.items()}
+    assert status == dict.fromkeys(DATASETS, "missing") | expected
+    assert (records["mnist"].samples, records["mnist"].where) == (24, str(tmp_path / "mnist"))
+    assert (records["heart-disease"].samples, records["heart-disease"].clients) == (44, 4)
+    assert "data_batch_1.bin" in records["cifar10"].detail
 
 
 def test_digits_are_scikit_learns_split_once_and_for_all():
@@ -262,28 +261,18 @@ def test_max_samples_are_spread_over_the_text(published, tmp_path):
         load("shakespeare", max_samples=0)
 
 
-IMAGE_FILE, LABEL_FILE = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
+def zipped(*parts):
+    """Compress, without the time of day: ids of tests hold the content."""
+    return gzip.compress(b"".join(parts), mtime=0)
+
+
+IMAGES_GZ, LABELS_GZ = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 DAMAGED = [
-    (
-        "mnist",
-        IMAGE_FILE,
-        gzip.compress(b"\0\0\x08\x03", mtime=0)[:-8] + bytes(8),
-        "IDX images",
-    ),  # checksum
-    (
-        "mnist",
-        IMAGE_FILE,
-        gzip.compress(struct.pack(">4I", 2051, 2**32 - 1, 28, 28), mtime=0),
-        "IDX images",
-    ),
-    (
-        "mnist",
-        IMAGE_FILE,
-        gzip.compress(struct.pack(">4I", 2051, 0, 28, 28), mtime=0),
-        "IDX images",
-    ),
-    ("mnist", LABEL_FILE, gzip.compress(struct.pack(">2I", 2049, 5) + bytes(5)), "5 labels for 12"),
-    ("mnist", LABEL_FILE, gzip.compress(struct.pack(">2I", 2049, 12) + b"\n" * 12), "label 10"),
+    ("mnist", IMAGES_GZ, zipped(b"\0\0\x08\x03")[:-8] + bytes(8), "IDX images"),  # checksum
+    ("mnist", IMAGES_GZ, zipped(struct.pack(">4I", 2051, 2**32 - 1, 28, 28)), "IDX images"),
+    ("mnist", IMAGES_GZ, zipped(struct.pack(">4I", 2051, 0, 28, 28)), "IDX images"),
+    ("mnist", LABELS_GZ, zipped(struct.pack(">2I", 2049, 5), bytes(5)), "5 labels for 12"),
+    ("mnist", LABELS_GZ, zipped(struct.pack(">2I", 2049, 12), b"\n" * 12), "label 10"),
     ("cifar10", "data_batch_3.bin", bytes(3072), "records of 3073 bytes"),
     ("cifar10", "data_batch_3.bin", b"\x0a" + bytes(3072), "record 0 has label 10"),
     ("heart-disease", "processed.va.data", b"", "empty"),
@@ -291,10 +280,10 @@ DAMAGED = [
     ("heart-disease", "processed.va.data", f"{HEART}?".encode(), "column 14 of row 1 is nan"),
     ("heart-disease", "processed.va.data", f"{HEART}inf".encode(), "column 14 of row 1 is inf"),
     ("heart-disease", "processed.va.data", f"old{HEART[4:]}0".encode(), "'old'"),
-    ("shakespeare", "plays.tsv.gz", gzip.compress(b"play,speaker,line_id,text"), "first line"),
-    ("shakespeare", "plays.tsv.gz", gzip.compress(f"{HEADER}\na\tb\tc".encode()), "line 2"),
-    ("shakespeare", "plays.tsv.gz", gzip.compress(f"{HEADER}\n\xff".encode("latin-1")), "UTF-8"),
-    ("shakespeare", "plays.tsv.gz", gzip.compress(plays(("a", "B", 3, 50)).encode()), "10 lines"),
+    ("shakespeare", "plays.tsv.gz", zipped(b"play,speaker,line_id,text"), "first line"),
+    ("shakespeare", "plays.tsv.gz", zipped(f"{HEADER}\na\tb\tc".encode()), "line 2"),
+    ("shakespeare", "plays.tsv.gz", zipped(f"{HEADER}\n\xff".encode("latin-1")), "UTF-8"),
+    ("shakespeare", "plays.tsv.gz", zipped(plays(("a", "B", 3, 50)).encode()), "10 lines"),
 ]
 
 

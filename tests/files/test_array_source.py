@@ -74,31 +74,19 @@ BEYOND_UNICODE = np.array([0x41, 0x7FFFFFFF], np.uint32).view("U1")
     ("arrays", "message"),
     [
         ({"x": np.asfortranarray(np.ones((2, 3)))}, r"x\.npz\[x\]: stored by columns"),
-        ({"x": np.array([{}], object)}, r"x\.npz\[x\]: object"),
         ({"x": np.ones((2, 3)), "who": BEYOND_UNICODE}, r"x\.npz: 0x7fffffff is not a letter"),
         ({"x": np.zeros((1, 2)), "who": np.zeros(1, "U5000")}, "too long for names"),
+        ({"x": np.zeros(3)}, r"x\.npz\[x\]: float64 .* table of numbers"),
+        ({"x": np.array(1.0)}, "table of numbers"),
+        ({"x": np.array(["a"])}, "table of numbers"),
+        ({"x": np.array([{}], object)}, "object"),
+        ({"x": np.zeros((2, 2), complex)}, "complex128"),
     ],
 )
-def test_arrays_of_an_npz_that_are_refused(tmp_path, arrays, message):
+def test_arrays_that_are_refused(tmp_path, arrays, message):
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(DataError, match=message):
         rows(tmp_path / "x.npz", columns=("x",), by="who" if "who" in arrays else None)
-
-
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.zeros(3), "table of numbers"),
-        (np.array(["a"]), "table of numbers"),
-        (np.array(1.0), "table of numbers"),
-        (np.array([{}], object), "table of numbers"),
-        (np.zeros((2, 2), complex), "complex128"),
-    ],
-)
-def test_arrays_that_are_no_tables(tmp_path, array, message):
-    np.save(tmp_path / "x.npy", array, allow_pickle=True)
-    with pytest.raises(DataError, match=message):
-        rows(tmp_path / "x.npy")
 
 
 def test_headers_that_promise_too_much_allocate_nothing(tmp_path):

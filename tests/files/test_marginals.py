@@ -15,6 +15,7 @@ from fedcohort.files.marginals import (
     column_gaps,
     visible_shares,
 )
+from fedcohort.files.table_source import Encoded
 from fedcohort.privacy.release import noise_for
 from fedcohort.sketch.hashing import SRP
 from fedcohort.sketch.race import ColumnCounts, RaceSketch
@@ -24,12 +25,10 @@ COLUMNS = (*(Column(f"x{i}") for i in range(6)), LEVEL)
 WIDE = tuple(Column(f"x{i:02}") for i in range(64))
 
 
-class Part:
+def part(order, missing=False):
     """What `files.table_source` hands over: a number to bin by, and which values are missing."""
-
-    def __init__(self, order, missing=None):
-        self.order = np.asarray(order, float)
-        self.missing = np.zeros(len(self.order), bool) if missing is None else missing
+    order = np.asarray(order, float)
+    return Encoded(order[:, None], np.full(len(order), missing), order)
 
 
 def site(columns, parts):
@@ -43,37 +42,31 @@ def site(columns, parts):
 
 
 def usual(rng, n):
-    parts = [Part(rng.normal(size=n)) for _ in COLUMNS[:-1]]
-    return site(COLUMNS, [*parts, Part(rng.choice(3, n, p=(0.5, 0.3, 0.2)))])
+    parts = [part(rng.normal(size=n)) for _ in COLUMNS[:-1]]
+    return site(COLUMNS, [*parts, part(rng.choice(3, n, p=(0.5, 0.3, 0.2)))])
 
 
 def wide(rng, n, planted=None):
     """64 columns of normal numbers; one of them shifted, stretched or with missing values."""
-    parts = [Part(rng.normal(size=n)) for _ in WIDE]
+    parts = [part(rng.normal(size=n)) for _ in WIDE]
     if planted is not None:
-        column, kind = planted
-        own = parts[column].order
-        parts[column].order = own + 1.2 if kind == "mean" else own * 3 if kind == "scale" else own
-        parts[column].missing = rng.random(n) < (0.5 if kind == "missing" else 0.0)
+        column, change = planted
+        parts[column] = part(*change(parts[column].order, rng))
     return site(WIDE, parts)
 
 
-def counted(column, *histograms, releases=(None, None), n=None):
+def counted(column, *histograms):
     """Return two sites of one column with given counts."""
-    made = []
-    for counts, release in zip(histograms, releases, strict=True):
-        sketch = RaceSketch(SRP(column.width, rows=1, bits=1))
-        sketch.columns = (column.spec(),)
-        sketch.marginals = ColumnCounts.empty(1)
+    pair = [site((column,), [part([])]) for _ in histograms]
+    for sketch, counts in zip(pair, histograms, strict=True):
         sketch.marginals.counts[0, : len(counts)] = counts
-        sketch.marginals.n, sketch.marginals.release = n or sum(counts), release
-        made.append(sketch)
-    return made
+        sketch.marginals.n = sum(counts)
+    return pair
 
 
 def of_numbers(*sides):
     """Return two sites of one column of numbers around 0, in scales."""
-    bins = (bins_of((Column("x"),), [Part(x)])[:, 0] for x in sides)
+    bins = (bins_of((Column("x"),), [part(x)])[:, 0] for x in sides)
     return counted(Column("x"), *(np.bincount(b, minlength=BINS) for b in bins))
 
 
@@ -85,7 +78,7 @@ def test_a_record_is_in_one_bin_per_column():
     made = usual(np.random.default_rng(0), 101).marginals
     assert made.counts.shape == (7, BINS)
     assert (made.counts.sum(axis=1) == 101).all()
-    edges = bins_of(COLUMNS[:1], [Part([-9, -3, 0, 3.1, 9, 0], np.arange(6) == 5)])
+    edges = bins_of(COLUMNS[:1], [part([-9, -3, 0, 3.1, 9, 0], np.arange(6) == 5)])
     assert edges[:, 0].tolist() == [1, 1, 8, 15, 15, 0]
 
 
@@ -114,7 +107,11 @@ def test_of_64_columns_the_right_ones_are_named_and_none_where_there_is_nothing(
     chi-square of two moments, used before, chances of 1e-13 occurred without a shift.
     """
     rng = np.random.default_rng(21)
-    planted = [(5, "mean"), (40, "scale"), (63, "missing")]
+    planted = [
+        (5, lambda x, rng: (x + 1.2,)),
+        (40, lambda x, rng: (x * 3,)),
+        (63, lambda x, rng: (x, rng.random(len(x)) < 0.5)),
+    ]
     sites = [wide(rng, int(n)) for n in np.exp(rng.uniform(np.log(200), np.log(2000), 39))]
     sites.append(wide(rng, 3))
     odd = [wide(rng, 3000, what) for what in planted]
@@ -139,14 +136,14 @@ def test_what_would_be_marked_is_about_what_is(budget):
     rng = np.random.default_rng(12)
     for factor, is_marked in ((1.3, True), (0.5, False)):
         levels = (800, 800, 400)
-        pair = [site((LEVEL,), [Part(np.repeat(np.arange(3), levels))]) for _ in range(2)]
+        pair = [site((LEVEL,), [part(np.repeat(np.arange(3), levels))]) for _ in range(2)]
         if budget is not None:
             pair = [s.privatize(*budget, rng=rng) for s in pair]
         moved = int(factor * visible_shares(pair)[0] * 2000)
         pair[0].marginals.counts[0, 1:3] += (moved, -moved)
         (gap,) = column_gaps(pair)[0]
         assert gap.marked == is_marked
-    few = [site(WIDE, [Part(rng.normal(size=300))] * 64).privatize(1.0, rng=rng) for _ in range(2)]
+    few = [site(WIDE, [part(rng.normal(size=300))] * 64).privatize(1.0, rng=rng) for _ in range(2)]
     assert visible_shares(few).tolist() == [1, 1]  # "No column differs" was all that was said
 
 
@@ -159,7 +156,9 @@ def test_chances_are_bounds_of_the_true_ones():
     release = noise_for(1, 1 / scale, 0.0, "add-remove")
     for t in (3, 6, 10, 15, 20):
         counts = np.eye(1, BINS, 4, dtype=int)[0] * t * scale
-        pair = counted(Column("x"), counts, 0 * counts, releases=(release, None), n=1e6)
+        pair = counted(Column("x"), counts, 0 * counts)
+        pair[0].marginals.release = release
+        pair[0].marginals.n = pair[1].marginals.n = 1e6
         bound = column_gaps(pair)[0][0].chance
         assert np.exp(-t) <= bound
         assert t < 10 or bound <= 32 * 100 * np.exp(-t)
@@ -237,7 +236,7 @@ def test_a_cause_that_would_explain_a_marked_column_is_named(changed, hints, eps
     for change in (changed, {}):
         x = {name: rng.normal(center, scale, 2000) for name, (center, scale) in NAMES.items()}
         values = x | {name: make(x) for name, make in change.items()}
-        made = site(columns, [Part((values[c.name] - c.center) / c.scale) for c in columns])
+        made = site(columns, [part((values[c.name] - c.center) / c.scale) for c in columns])
         pair.append(made if epsilon is None else made.privatize(epsilon, rng=rng))
     gaps = {gap.column: gap for gap in column_gaps(pair)[0]}
     assert {name: gap.hint for name, gap in gaps.items() if gap.marked} == hints
