@@ -255,14 +255,12 @@ def _heart_table(folder: Path, hospital: str) -> NDArray[np.float64]:
         table = np.array([["nan" if v.strip() == "?" else v for v in row] for row in rows], float)
     except ValueError as error:
         raise file.damaged(str(error)) from error
+    wrong = np.isinf(table)
     for column, values in HEART_VALUES.items():
-        cells = table[:, column]
-        wrong = ~np.isin(cells, values) & (~np.isnan(cells) | (column == 13))
-        if wrong.any():
-            first = int(np.argmax(wrong))
-            raise file.damaged(f"column {column + 1} of row {first + 1} is {cells[first]:g}")
-    if np.isinf(table).any():
-        raise file.damaged("it has an infinite number")
+        wrong[:, column] |= ~np.isin(table[:, column], values) & ~np.isnan(table[:, column])
+    wrong[:, 13] |= np.isnan(table[:, 13])
+    for row, column in np.argwhere(wrong):
+        raise file.damaged(f"column {column + 1} of row {row + 1} is {table[row, column]:g}")
     return table
 
 
@@ -314,7 +312,7 @@ def encode(text: str) -> Bytes:
 
 def _lines_by_role(file: DataFile) -> dict[str, list[str]]:
     try:
-        lines = file.content(64 << 20).decode("utf-8").split("\n")
+        lines = file.content(64 << 20).decode().split("\n")
     except UnicodeDecodeError as error:
         raise file.damaged(f"it is not UTF-8 ({error})") from error
     if lines[0] != PLAYS_HEADER:

@@ -108,15 +108,12 @@ class Column:
     @property
     def width(self) -> int:
         """How many numbers of the vector the column takes."""
-        numbers = {
-            "number": 1,
-            "boolean": 1,
+        several = {
             "category": len(self.levels) + 1 if self.levels else self.slots,
-            "ordered": 1,
             "date": 2 * len(self.parts) or 1,
             "text": self.slots,
-        }[self.kind]
-        return numbers + (self.missing == "indicator")
+        }
+        return several.get(self.kind, 1) + (self.missing == "indicator")
 
     def spec(self) -> dict[str, Any]:
         """Return what a header states: the name, and what differs from the defaults."""

@@ -10,7 +10,7 @@ contrast as large as the one seen, where both sides draw from their pooled histo
 Chernoff's method: exp(K(t) - t * contrast) for the best t, where K adds up the logarithms of moment
 generating functions of the drawn records and of the noise, -k log(1 - t^2 w^2 v / (2 k)) per bin
 for the sum of k Laplace variables of variance v in all. Without noise, a bin's chance is that of
-Fisher's exact test. So heavy tails and small sites need no further care.
+Fisher's exact test.
 
 A column is marked if this chance, times the columns and sites that are looked at, is below 1%, the
 chance of even one false mark (Bonferroni; in a column, half is for single bins).
@@ -103,7 +103,7 @@ class ColumnGap(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """Histograms (..., bins); per histogram the records, and variance and cumulant of the noise."""
+    """Histograms (clients, bins); of each the records, and variance and cumulant of the noise."""
 
     counts: Floats
     n: Floats
@@ -120,15 +120,13 @@ class _Side(NamedTuple):
         parts = [mine - theirs for mine, theirs in zip(self, other, strict=True)]
         return _Side(parts[0], parts[1], np.maximum(parts[2], 0), np.maximum(parts[3], 0))
 
-    def column(self, i: int) -> _Side:
-        """Return one column of all clients, (clients, bins) and (clients, 1)."""
-        return _Side(*(part[:, min(i, part.shape[1] - 1)] for part in self))
 
-
-def _side(marginals: Sequence[ColumnCounts]) -> _Side:
-    variance, fourth = (moment[:, None, None] for moment in noise_moments(marginals))
-    n = np.array([float(m.n) for m in marginals])[:, None, None]
-    return _Side(np.array([m.counts for m in marginals], float), n, variance, fourth)
+def _sides(marginals: Sequence[ColumnCounts]) -> list[_Side]:
+    """Return each column of all clients, (clients, bins) and (clients, 1)."""
+    moments = np.array([float(m.n) for m in marginals]), *noise_moments(marginals)
+    n, variance, fourth = (moment[:, None] for moment in moments)
+    columns = np.stack([m.counts for m in marginals], axis=1).astype(float)
+    return [_Side(counts, n, variance, fourth) for counts in columns]
 
 
 def column_gaps(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
@@ -137,11 +135,15 @@ def column_gaps(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
     In each column the sites that stand out are taken out of "the others", the farthest first and
     at most half of them: one strange site must not make all others differ from the rest.
     """
-    everyone, columns = _side(_held(sketches)), columns_of(sketches[0])
+    columns = columns_of(sketches[0])
     tests = _tests(sketches, columns)
-    rest = [_usual(everyone.column(i), c, tests) for i, c in enumerate(columns)]
-    joined = _Side(*(np.stack(parts, axis=1) for parts in zip(*rest, strict=True)))
-    return _gaps(columns, everyone, joined, tests)
+    sites: list[list[tuple[ColumnGap, Floats, Floats]]] = [[] for _ in sketches]
+    for column, mine in zip(columns, _sides(_held(sketches)), strict=True):
+        rest, chances = _usual(mine, column, tests)
+        shares = (np.where(_possible(column), side.q, 0.0) for side in (mine, rest))
+        for site, own, others, chance in zip(sites, *shares, chances, strict=True):
+            site.append((_gap(column, own, others, chance, tests), own, others))
+    return [_hinted(columns, site) for site in sites]
 
 
 def _tests(sketches: Sequence[RaceSketch], columns: Sequence[Column]) -> int:
@@ -181,8 +183,8 @@ def visible_shares(sketches: Sequence[RaceSketch]) -> Floats:
 
     For one bin of middling size, by the normal approximation; 1 means that nothing would be.
     """
-    sites = _side(_held(sketches))
-    n, noise = sites.n[:, 0, 0], sites.noise[:, 0, 0]
+    sites = _sides(_held(sketches))[0]
+    n, noise = sites.n[:, 0], sites.noise[:, 0]
     elsewhere, noise_elsewhere = n.sum() - n, noise.sum() - noise
     tests = _tests(sketches, columns_of(sketches[0]))
     variance = (1 / n + 1 / elsewhere) / 4 + noise / n**2 + noise_elsewhere / elsewhere**2
@@ -191,32 +193,26 @@ def visible_shares(sketches: Sequence[RaceSketch]) -> Floats:
     )
 
 
-def _usual(sites: _Side, column: Column, tests: int) -> _Side:
-    """Return what each client is compared with in one column: the others that are alike."""
+def _usual(sites: _Side, column: Column, tests: int) -> tuple[_Side, Floats]:
+    """Return whom each client is compared with in a column, others that are alike; and chances."""
     clients = len(sites.n)
     inside = np.ones(clients, bool)
     while True:
         total = _Side(*(part[inside].sum(axis=0, keepdims=True) for part in sites))
         member = _Side(*(part * inside[:, None] for part in sites))
         rest = total.without(member)
-        chances = np.where(inside, _chances(sites, rest, column), 1.0)
-        worst = int(chances.argmin())
-        if chances[worst] * tests >= FALSE_MARKS or inside.sum() - 1 < max(2, clients / 2):
-            return rest
+        chances = _chances(sites, rest, column)
+        left = np.where(inside, chances, 1.0)
+        worst = int(left.argmin())
+        if left[worst] * tests >= FALSE_MARKS or inside.sum() - 1 < max(2, clients / 2):
+            return rest, chances
         inside[worst] = False
 
 
-def _gaps(columns: Sequence[Column], a: _Side, b: _Side, tests: int) -> list[list[ColumnGap]]:
-    pairs = [(a.column(j), b.column(j), column) for j, column in enumerate(columns)]
-    chances = np.stack([_chances(*pair) for pair in pairs], axis=1)
-    mine, rest = (np.where([_possible(c) for c in columns], s.q, 0.0) for s in (a, b))
-    rows: list[list[ColumnGap]] = [[] for _ in chances]
-    for (i, j), chance in np.ndenumerate(chances):
-        marked = bool(chance * tests < FALSE_MARKS)
-        what = _words(columns[j], mine[i, j], rest[i, j])
-        unknown = "" if marked else _unknown(columns[j], mine[i, j], rest[i, j])
-        rows[i].append(ColumnGap(columns[j].name, float(chance), marked, what, unknown))
-    return [_hinted(columns, *site) for site in zip(rows, mine, rest, strict=True)]
+def _gap(column: Column, mine: Floats, rest: Floats, chance: float, tests: int) -> ColumnGap:
+    marked = bool(chance * tests < FALSE_MARKS)
+    unknown = "" if marked else _unknown(column, mine, rest)
+    return ColumnGap(column.name, float(chance), marked, _words(column, mine, rest), unknown)
 
 
 class _Numbers(NamedTuple):
@@ -238,13 +234,14 @@ class _Numbers(NamedTuple):
 
 
 def _hinted(
-    columns: Sequence[Column], gaps: list[ColumnGap], mine: Floats, rest: Floats
+    columns: Sequence[Column], site: Sequence[tuple[ColumnGap, Floats, Floats]]
 ) -> list[ColumnGap]:
     """Add to a site's gaps what may explain them."""
+    gaps = [gap for gap, _, _ in site]
     marked = {
-        j: _Numbers(column, _location(column, mine[j]), _location(column, rest[j]), _end(mine[j]))
-        for j, column in enumerate(columns)
-        if gaps[j].marked and column.kind == "number"
+        j: _Numbers(column, _location(column, mine), _location(column, rest), _end(mine))
+        for j, (column, (gap, mine, rest)) in enumerate(zip(columns, site, strict=True))
+        if gap.marked and column.kind == "number"
     }
     for j, one in marked.items():
         others = [

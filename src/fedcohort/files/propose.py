@@ -69,7 +69,6 @@ null_values = {markers}     # further markers of missing values, besides ?, NA a
 """
 FAR, NEARLY_ALL = 4.0, 0.95  # scales from the center beyond which most values cannot be
 UNUSUAL = 1.5  # scales of a median from the center from which on another unit is looked for
-NO_VALUES = "Nothing in here is a value of anybody's data."
 
 
 class Estimate(NamedTuple):
@@ -121,24 +120,22 @@ def estimated_constants(
 
     Until the block has ended without an error, the same request returns them without paying again.
     """
-    price = constants_release(len(estimate.bounds), estimate.epsilon)
-    counts = _cell_counts(path, estimate, want)
+    counts, spans = _cell_counts(path, estimate, want), list(estimate.bounds.values())
 
     def make() -> bytes:
-        spans = list(estimate.bounds.values())
         return json.dumps(private_constants(counts, spans, estimate.epsilon)).encode()
 
-    def by_column(content: bytes) -> dict[str, Constants]:
-        stored = zip(estimate.bounds, json.loads(content), strict=True)
-        return {name: Constants(*constants) for name, constants in stored}
-
-    if ledger is None:
-        yield by_column(make())
-        return
     asked = json.dumps(["constants", *estimate, want.null_values]).encode()
     request = hashlib.blake2b(asked + counts.tobytes(), digest_size=16).hexdigest()
-    yield by_column(ledger.charge_and_store([price], make, request=request))
-    ledger.delivered(request)
+    if ledger is None:
+        content = make()
+    else:
+        price = constants_release(len(spans), estimate.epsilon)
+        content = ledger.charge_and_store([price], make, request=request)
+    stored = zip(estimate.bounds, json.loads(content), strict=True)
+    yield {name: Constants(*constants) for name, constants in stored}
+    if ledger is not None:
+        ledger.delivered(request)
 
 
 def _cell_counts(path: Path, estimate: Estimate, want: Want) -> NDArray[np.int64]:
@@ -167,14 +164,13 @@ def propose_spec(
     With an `estimate`, no column but those of `constants` is looked at: what it seems to hold may
     depend on a single record.
     """
-    table, constants = first_table(path, want), constants or {}
+    table, constants = _first_table(path, want), constants or {}
     if label in constants:
         raise ConfigError(f"--bounds {label}: this is the label, which has no center and scale")
     if estimate is None and label and table.kind(label) not in ("whole", "number", "empty"):
         raise ConfigError(f"--label {label}: labels are whole numbers from 0, not texts")
-    source = NO_VALUES
-    if estimate is not None:
-        source = f"{NO_VALUES[:-1]}, except for this:\n# {estimate.claim()}"
+    source = "Nothing in here is a value of anybody's data"
+    source += "." if estimate is None else f", except for this:\n# {estimate.claim()}"
     markers = [value for value in want.null_values if value not in NULL_VALUES]
     sections = {"": HEAD.format(source=source, markers=json.dumps(markers, ensure_ascii=False))}
     if label is not None:
@@ -195,8 +191,7 @@ def propose_spec(
     return "\n".join(sections.values()), [n for n, text in sections.items() if n and "TODO" in text]
 
 
-def first_table(path: Path, want: Want) -> Table:
-    """Open the first file of a table or of a folder of tables."""
+def _first_table(path: Path, want: Want) -> Table:
     file = find_files(path)[0]
     if kind_of(file) not in FORMATS:
         raise ConfigError(f"{file}: a spec is for tables, not for {kind_of(file)} files")
@@ -208,11 +203,9 @@ def _section(table: Table, name: str, head: str) -> str:
     role, formats = _role(table, name)
     if role in LEFT_OUT:
         return f"# {head[9:-1]} {LEFT_OUT[role]}, so it is left out\n"
-    section = f"{head}\n{SECTIONS[role]}"
-    if formats:
-        unsure = f"   # TODO: or {' or '.join(formats[1:])}" if formats[1:] else ""
-        section += f'format = "{formats[0]}"{unsure}\n'
-    return section
+    unsure = f"   # TODO: or {' or '.join(formats[1:])}" if formats[1:] else ""
+    stated = f'format = "{formats[0]}"{unsure}\n' if formats else ""
+    return f"{head}\n{SECTIONS[role]}{stated}"
 
 
 def _role(table: Table, name: str) -> tuple[str, list[str]]:
@@ -257,7 +250,7 @@ LEFT_OUT = {
 
 @dataclass
 class Fit:
-    """What of a table fits a spec, and what does not."""
+    """What of a table does not fit a spec, and what was read."""
 
     problems: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
@@ -266,12 +259,8 @@ class Fit:
 
     def facts(self) -> dict[str, str]:
         """Return the findings in words."""
-        facts = {
-            "fits": "no" if self.problems else "yes",
-            "problems": "\n".join(self.problems),
-            "columns not used": ", ".join(self.unused),
-            "warnings": "\n".join(self.warnings),
-        }
+        facts = {"fits": "no" if self.problems else "yes", "problems": "\n".join(self.problems)}
+        facts |= {"columns not used": ", ".join(self.unused), "warnings": "\n".join(self.warnings)}
         return {key: value for key, value in facts.items() if value} | self.read
 
 
@@ -280,7 +269,7 @@ def check_data(path: Path, want: Want, spec: SketchSpec) -> Fit:
 
     It is read column by column, so that one problem does not hide the next, then row by row.
     """
-    fit, table = Fit(), first_table(path, want)
+    fit, table = Fit(), _first_table(path, want)
     columns = [c for c in want.columns if isinstance(c, Column)]
     roles = [name for name in (want.label, want.person) if name is not None]
     used = {want.name_at_site(name) for name in (*(c.name for c in columns), *roles)}
@@ -308,9 +297,8 @@ def _collecting(path: Path, fit: Fit) -> Iterator[None]:
 
 def _check_rows(source: Source, classes: int | None, fit: Fit) -> None:
     """Read all columns together: labels, people, and rows that are there several times."""
-    multipliers = (
-        np.random.default_rng(0).integers(1 << 63, size=source.dim, dtype=np.uint64) * 2 + 1
-    )
+    draw = np.random.default_rng(0).integers
+    multipliers = draw(1 << 63, size=source.dim, dtype=np.uint64) * 2 + 1
     digests, last = [np.empty(0, np.uint64)], -1
     for block in source.blocks():
         digests.append(((block.x + 0.0).view(np.uint64) * multipliers).sum(axis=1))
@@ -332,11 +320,9 @@ def _check_column(source: Source, column: Column, limits: Limits | None, fit: Fi
     """Read one column; remember what is wrong with its values."""
     orders = [part.order[~part.missing] for b in source.blocks() for part in b.parts]
     values, others = np.concatenate([np.empty(0), *orders]), source.reading.others[column.name]
-    if not source.reading.rows:
-        return
-    if not len(values):
+    if source.reading.rows and not len(values):
         fit.problems.append(f"column {column.name!r} holds no values")
-    elif others == len(values):
+    elif others and others == len(values):
         fit.problems.append(f"no value of {column.name!r} is one of its levels")
     elif others > len(values) / 2:
         fit.warnings.append(f"most values of {column.name!r} are none of its levels")

@@ -97,7 +97,7 @@ def sketch_parts(
 
 
 def _groups(block: Block) -> Iterable[tuple[str, Any]]:
-    """Return each client of a block with the positions of its rows, first come first."""
+    """Return each client with the positions of its rows, first come first."""
     if block.clients is None:
         return [(ALL_ROWS, slice(None))] if len(block.x) else []
     where: dict[str, list[int]] = {}
@@ -142,7 +142,7 @@ class FileNames:
 
 
 class Written(NamedTuple):
-    """A sketch file that was written."""
+    """What was written of a sketch."""
 
     client: str
     file: str
@@ -203,14 +203,13 @@ class Publisher:
     def write(self, sketches: Iterable[tuple[str, RaceSketch]]) -> None:
         """Make sketches private if asked for, and save them, or the only one as a file."""
         if not self._many:
-            ((_, sketch),) = sketches
-            sketches = [(self.out.stem, sketch)]
+            sketches = ((self.out.stem, sketch) for _, sketch in sketches)
         with self._paid(sketches) as contents:
             if self._many:
                 self._write_set(contents)
             else:
-                for client, content in contents:
-                    self._save(self.out, self.out, client, content)
+                ((client, content),) = contents
+                self._save(self.out, self.out, client, content)
 
     def _write_set(self, contents: Iterable[tuple[str, bytes]]) -> None:
         """Write the sketches of all clients and the index that says whose they are.

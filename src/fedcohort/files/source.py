@@ -149,7 +149,7 @@ class Want:
 
 @dataclass
 class Reading:
-    """What one pass over the data left out, what it assumed, and what looks wrong."""
+    """What a pass over the data left out, what it assumed, and what looks wrong."""
 
     rows: int = 0
     kept: int = 0
@@ -170,8 +170,10 @@ class Reading:
 
     def add(self, later: Reading) -> None:
         """Add what another pass, over later files of the same data, has read."""
-        self.rows, self.kept = self.rows + later.rows, self.kept + later.kept
-        self.missing, self.others = self.missing + later.missing, self.others + later.others
+        self.rows += later.rows
+        self.kept += later.kept
+        self.missing += later.missing
+        self.others += later.others
         # Only the first block of a column tells whether it looks like an identifier.
         self.identifiers += [c for c in later.identifiers if c not in self.ranges]
         self.label, self.numbers = later.label, self.numbers | later.numbers
@@ -187,8 +189,7 @@ class Reading:
         if column.kind == "number":
             self.numbers.add(column.name)
         if column.kind == "category" and column.levels:
-            others = int((values == len(column.levels)).sum())
-            self.others += Counter({column.name: others} if others else {})
+            self.others += Counter({column.name: int((values == len(column.levels)).sum())})
 
     def count(self, keep: NDArray[Any], label: str | None, y: NDArray[np.int64] | None) -> None:
         """Count rows and those that are kept; remember the range of their labels."""
@@ -356,8 +357,7 @@ def kind_of(path: Path) -> str | None:
     >>> kind_of(Path("train-images-idx3-ubyte.gz")), kind_of(Path("notes.md"))
     ('idx', None)
     """
-    match = _ENDING.search(path.name.lower())
-    return None if match is None else match.lastgroup
+    return match.lastgroup if (match := _ENDING.search(path.name.lower())) else None
 
 
 def find_files(root: Path) -> list[Path]:
@@ -370,12 +370,11 @@ def find_files(root: Path) -> list[Path]:
             remedy = f"; convert it: {command}" if command else f"; known are {READABLE}"
             raise DataError(f"{root}: unknown kind of file{remedy}")
         return [root]
+    hidden = re.compile(r"(^|/)[._]")
     files = [
         path
         for path in sorted(root.rglob("*"))
-        if not any(part.startswith((".", "_")) for part in path.relative_to(root).parts)
-        and path.is_file()
-        and kind_of(path) is not None
+        if not hidden.search(path.relative_to(root).as_posix()) and path.is_file() and kind_of(path)
     ]
     kinds = {kind_of(p): p for p in files}
     if len(kinds) != 1:
