@@ -38,7 +38,6 @@ class Job:
     held: Callable[[Path], set[Any]] = lambda folder: set()  # what a kill must not lose
     paid: Callable[[Path], int] = lambda folder: 0  # how many releases were paid for
     done: Callable[[Path], bool] = lambda folder: False  # whether a killed one had delivered all
-    continues: bool = True  # whether a restart goes on where the kill was, or begins again
 
 
 def compare_arguments(inputs, folder):
@@ -166,13 +165,10 @@ PAID = Job(
     held=lambda folder: set(range(times_paid(folder))),
     paid=times_paid,
     done=sketches_delivered,
-    continues=False,
 )
 JOBS = {
     "compare": Job(CLI, compare_arguments, rounds_of),
     "sketch": PAID,
-    "registry": Job(
-        CLI, registry_arguments, registry_of, write_clients, held=clients_of, continues=False
-    ),
+    "registry": Job(CLI, registry_arguments, registry_of, write_clients, held=clients_of),
     "flower": Job(SERVER_SCRIPT, lambda inputs, folder: [folder, TESTS / "flower"], server_of),
 }

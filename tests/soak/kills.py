@@ -63,31 +63,30 @@ def calm(job: Job, inputs: Path, folder: Path) -> Calm:
     return min(found, key=lambda one: one.seconds)
 
 
-def disturbed(job, undisturbed, left, inputs, folder, rng):
-    """Start a job and kill it in the `left` part of its work; return counts and the part done."""
-    draw, syncs = rng.random(), round(left * undisturbed.syncs)
-    by_time, torn = draw < BY_TIME, draw > 1 - AT_SYNC and syncs > 0
+def disturbed(job, undisturbed, inputs, folder, rng):
+    """Start a job and kill it, if it lasts so long; return counts."""
+    draw = rng.random()
+    by_time, torn = draw < BY_TIME, draw > 1 - AT_SYNC
     if by_time:
         process = Process(job, inputs, folder)
-        killed = process.killed(rng.uniform(0, left * undisturbed.seconds))
+        killed = process.killed(rng.uniform(0, undisturbed.seconds))
     else:
-        last = rng.randint(1, syncs if torn else round(left * undisturbed.moments))
+        last = rng.randint(1, undisturbed.syncs if torn else undisturbed.moments)
         process = Process(job, inputs, folder, last, rng if torn else None)
         killed = process.killed()
     if not killed:
         process.finish()
     counts = {"kills": killed, "missed": not killed, "by time": killed and by_time}
-    return Counter(counts, torn=killed and torn), process.moments[0] / undisturbed.moments
+    return Counter(counts, torn=killed and torn)
 
 
 def chain(job, undisturbed, inputs, folder, rng, most):
     """Kill a job up to `most` times and let it finish; return counts, and what was wrong."""
-    counts, left, held, ended, wrong = Counter(finished=1), 1.0, set(), False, None
+    counts, held, ended, wrong = Counter(finished=1), set(), False, None
     folder.mkdir()
-    while counts["kills"] < most and round(left * undisturbed.moments) >= 1 and not ended:
-        found, part = disturbed(job, undisturbed, left, inputs, folder, rng)
+    while counts["kills"] < most and not ended:
+        found = disturbed(job, undisturbed, inputs, folder, rng)
         counts += found
-        left -= part if job.continues else 0
         before, held = held, job.held(folder)
         counts["losses"] += len(before - held)
         ended = not found["kills"] or job.done(folder)

@@ -111,36 +111,6 @@ def test_locked_packages_install_on_the_first_release_of_every_supported_python(
         assert not late, f"{name} needs Python {wanted}: lock an earlier version"
 
 
-def test_the_core_needs_no_extra():
-    """Sketch, compare, select and checkpoint with every optional package missing."""
-    missing = """
-import sys
-blocked = {"torch", "flwr", "ray", "pyarrow", "matplotlib", "altair", "safetensors",
-           "pandas", "mlflow", "tensorboard"}
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in blocked:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Missing())
-"""
-    code = """
-import tempfile
-from fedcohort import POLICIES, Session, storage
-from fedcohort.sketch.distances import distance
-from fedcohort.testing import drive
-assert distance(sketch, sketch) == 0
-with tempfile.TemporaryDirectory() as folder:
-    for name in sorted(POLICIES):
-        session = Session(POLICIES[name](), cohort_size=2, seed=0)
-        for _ in range(3):
-            drive(session, ["a", "b", "c", "d"])
-        storage.save(folder + "/x", session.state_dict())
-        storage.load(folder + "/x")
-print(len(POLICIES))
-"""
-    assert int(python(missing + SKETCHED + code)) >= 12
-
-
 def test_a_read_only_installation_without_a_home_sketches(tmp_path):
     """Numba raises "cannot cache function" there unless told not to cache."""
     no_cache = shutil.ignore_patterns("__pycache__")
@@ -161,28 +131,40 @@ print(int(sketch.n))
     assert out == "10\n"
 
 
-SURROUNDED = """
-import hashlib
-import numpy as np
-from fedcohort import POLICIES, Session
-from fedcohort.sketch.race import RaceSketch
+NO_EXTRAS = """
+import sys
+blocked = {"torch", "flwr", "ray", "pyarrow", "matplotlib", "altair", "safetensors",
+           "pandas", "mlflow", "tensorboard"}
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing())
+"""
+CORE = """
+import hashlib, tempfile
+from fedcohort import POLICIES, Session, storage
+from fedcohort.sketch.distances import distance
 from fedcohort.testing import drive
 sketch = RaceSketch.srp(dim=30, rows=20, bits=5)
 sketch.add(np.random.default_rng(0).normal(size=(500, 30)))
+assert distance(sketch, sketch) == 0
 found = hashlib.sha256(sketch.to_bytes())
-for name in sorted(POLICIES):
-    session = Session(POLICIES[name](), cohort_size=3, seed=0)
-    for _ in range(4):
-        found.update(repr(drive(session, [f"c{i}" for i in range(12)]).clients).encode())
+with tempfile.TemporaryDirectory() as folder:
+    for name in sorted(POLICIES):
+        session = Session(POLICIES[name](), cohort_size=3, seed=0)
+        for _ in range(4):
+            found.update(repr(drive(session, [f"c{i}" for i in range(12)]).clients).encode())
+        storage.save(folder + "/x", session.state_dict())
+        storage.load(folder + "/x")
 print(found.hexdigest())
 """
 
 
 def test_surroundings_do_not_change_results():
-    """Hash seed, threads, time zone and language: the same sketch and cohorts."""
-    surroundings = [
-        {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "TZ": "UTC"},
-        {"PYTHONHASHSEED": "77", "OMP_NUM_THREADS": "2", "TZ": "Asia/Kathmandu", "LC_ALL": "C"},
-    ]
-    (found,) = {python(SURROUNDED, **one) for one in surroundings}
-    assert len(found.strip()) == 64
+    """Hash seed, threads, time zone and language, and every optional package missing."""
+    calm = {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "TZ": "UTC"}
+    other = {"PYTHONHASHSEED": "77", "OMP_NUM_THREADS": "2", "TZ": "Asia/Kathmandu", "LC_ALL": "C"}
+    wanted = python(SKETCHED + CORE, **calm)
+    assert len(wanted.strip()) == 64
+    assert python(NO_EXTRAS + SKETCHED + CORE, **other) == wanted
