@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from fedcohort.datasets.base import Array, Dataset, holdout
 from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.files.arrays import arrays_in
-from fedcohort.files.source import decompressed
+from fedcohort.files.source import decompressed, reading
 from fedcohort.rounds import stream
 
 Ints = NDArray[np.int64]
@@ -53,31 +54,27 @@ class DataFile:
             f"Put it there, or set {VARIABLE} (or root) to the folder that holds {folder.name}/"
         )
 
-    def damaged(self, problem: str) -> DataError:
-        """Say what is wrong with it."""
-        return DataError(f"{self.path} is damaged: {problem}; it must contain {self.holds}")
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Name the file, and what it must contain, in errors about its content."""
+        try:
+            with reading(self.path, KeyError):
+                yield
+        except DataError as error:
+            raise DataError(f"damaged file: {error}; it must contain {self.holds}") from error
 
     def content(self, limit: int) -> bytes:
         """Read at most `limit` bytes (after decompression); a longer file is damaged."""
-        try:
-            size = limit if self.path.suffix == ".gz" else min(limit, self.path.stat().st_size)
-            with decompressed(self.path) as file:
-                data = file.read(size + 1)
-        except (EOFError, OSError, zlib.error) as error:
-            raise self.damaged(f"it cannot be read ({error})") from error
+        with decompressed(self.path) as file:
+            data = file.read(limit + 1)
         if len(data) > limit:
-            raise self.damaged(f"it is longer than {limit} bytes")
+            raise ValueError(f"it is longer than {limit} bytes")
         return data
 
     def arrays(self, *names: str) -> dict[str, NDArray[Any]]:
         """Read whole arrays of an NPZ file, or the array '' of an IDX file."""
-        try:
-            arrays = arrays_in(self.path)
-            return {name: arrays[name].read(MAX_ARRAY_BYTES) for name in names}
-        except KeyError as error:
-            raise self.damaged(f"array {error} is missing") from None
-        except DataError as error:
-            raise DataError(f"damaged file: {error}; it must contain {self.holds}") from None
+        arrays = arrays_in(self.path)
+        return {name: arrays[name].read(MAX_ARRAY_BYTES) for name in names}
 
 
 def read_digits(folder: Path) -> Dataset:
@@ -102,24 +99,25 @@ def read_idx(folder: Path) -> Dataset:
 
 
 def _idx_part(folder: Path, part: str) -> tuple[Array, Ints]:
-    images, _ = _idx_bytes(folder, f"{part}-images-idx3-ubyte", (28, 28), IDX_IMAGES)
-    labels, file = _idx_bytes(folder, f"{part}-labels-idx1-ubyte", (), IDX_LABELS)
-    if len(labels) != len(images):
-        raise file.damaged(f"it has {len(labels)} labels for {len(images)} images")
-    if labels.max() > 9:
-        raise file.damaged(f"it has a label {labels.max()}")
+    images = _idx_bytes(folder, f"{part}-images-idx3-ubyte", (28, 28), IDX_IMAGES)
+    labels = _idx_bytes(folder, f"{part}-labels-idx1-ubyte", (), IDX_LABELS, len(images))
     return images[:, None] / np.float32(255), labels.astype(np.int64)
 
 
 def _idx_bytes(
-    folder: Path, name: str, shape: tuple[int, ...], holds: str
-) -> tuple[Bytes, DataFile]:
-    """Read an IDX file of bytes whose items have the given shape."""
+    folder: Path, name: str, shape: tuple[int, ...], holds: str, labels_for: int = 0
+) -> Bytes:
+    """Read an IDX file of bytes whose items have the given shape, or of labels."""
     file = DataFile.find(folder, f"{name}.gz", name, holds=holds)
-    items = file.arrays("")[""]
-    if items.dtype != np.uint8 or items.shape[1:] != shape or not 0 < len(items) <= MAX_IMAGES:
-        raise file.damaged(f"it holds {items.dtype} of shape {items.shape}")
-    return items, file
+    with file.reading():
+        items = file.arrays("")[""]
+        if items.dtype != np.uint8 or items.shape[1:] != shape or not 0 < len(items) <= MAX_IMAGES:
+            raise ValueError(f"it holds {items.dtype} of shape {items.shape}")
+        if labels_for and len(items) != labels_for:
+            raise ValueError(f"it has {len(items)} labels for {labels_for} images")
+        if labels_for and items.max() > 9:
+            raise ValueError(f"it has a label {items.max()}")
+    return items
 
 
 CIFAR_RECORD = 1 + 3 * 32 * 32
@@ -140,13 +138,13 @@ def read_cifar(folder: Path) -> Dataset:
 
 def _cifar_batch(folder: Path, name: str) -> Bytes:
     file = DataFile.find(folder, name, holds=CIFAR_HOLDS)
-    data = file.content(MAX_RECORDS * CIFAR_RECORD)
-    if not data or len(data) % CIFAR_RECORD:
-        raise file.damaged(f"its {len(data)} bytes are not a number of whole records")
-    records = np.frombuffer(data, dtype=np.uint8).reshape(-1, CIFAR_RECORD)
-    if records[:, 0].max() > 9:
-        row = int(records[:, 0].argmax())
-        raise file.damaged(f"record {row} has label {records[row, 0]}")
+    with file.reading():
+        data = file.content(MAX_RECORDS * CIFAR_RECORD)
+        if not data or len(data) % CIFAR_RECORD:
+            raise ValueError(f"its {len(data)} bytes are not a number of whole records")
+        records = np.frombuffer(data, dtype=np.uint8).reshape(-1, CIFAR_RECORD)
+        for row in np.flatnonzero(records[:, 0] > 9):
+            raise ValueError(f"record {row} has label {records[row, 0]}")
     return records
 
 
@@ -165,27 +163,28 @@ def read_femnist(folder: Path) -> Dataset:
     background is 1 (255) and ink is 0. The split into train and test is LEAF's own.
     """
     file = DataFile.find(folder, "femnist.npz", holds=FEMNIST_HOLDS)
-    raw = file.arrays(*FEMNIST_KINDS, "writer_ids")
-    _check_femnist(file, raw)
+    with file.reading():
+        raw = file.arrays(*FEMNIST_KINDS, "writer_ids")
+        _check_femnist(raw)
     x, y = raw["images"][:, None] / np.float32(255), raw["labels"].astype(np.int64)
     clients = raw["writer_ids"][raw["writers"]]
     whole = Dataset(folder.name, x, y, x[:0], y[:0], FEMNIST_CLASSES, clients)
     return whole.split_off(raw["is_test"])
 
 
-def _check_femnist(file: DataFile, raw: dict[str, NDArray[Any]]) -> None:
+def _check_femnist(raw: dict[str, NDArray[Any]]) -> None:
     n = len(raw["labels"]) if raw["labels"].ndim else 0
     for key, kind in FEMNIST_KINDS.items():
         shape = (n, 28, 28) if key == "images" else (n,)
         if raw[key].dtype != np.dtype(kind) or raw[key].shape != shape or n == 0:
-            raise file.damaged(f"{key} is {raw[key].dtype} of shape {raw[key].shape}")
+            raise ValueError(f"{key} is {raw[key].dtype} of shape {raw[key].shape}")
     names = raw["writer_ids"]
     if names.dtype.kind != "U" or names.ndim != 1:
-        raise file.damaged(f"writer_ids is {names.dtype} of shape {names.shape}")
+        raise ValueError(f"writer_ids is {names.dtype} of shape {names.shape}")
     if raw["labels"].max() >= FEMNIST_CLASSES:
-        raise file.damaged(f"it has a label {raw['labels'].max()}")
+        raise ValueError(f"it has a label {raw['labels'].max()}")
     if raw["writers"].max() >= names.size:
-        raise file.damaged(f"writer {raw['writers'].max()} is not in writer_ids")
+        raise ValueError(f"writer {raw['writers'].max()} is not in writer_ids")
 
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
@@ -227,7 +226,11 @@ def read_heart(folder: Path) -> Dataset:
     Switzerland, stands. A third of each hospital's rows of each class, always the same, is for
     testing.
     """
-    tables = [_heart_table(folder, hospital) for hospital in HOSPITALS]
+    tables = []
+    for hospital in HOSPITALS:
+        file = DataFile.find(folder, f"processed.{hospital}.data", holds=HEART_HOLDS)
+        with file.reading():
+            tables.append(_heart_table(file.content(1 << 20).decode("ascii", "replace")))
     rows = np.concatenate(tables)
     clients = np.repeat(HOSPITALS, [len(table) for table in tables])
     whole = ~np.isnan(rows[:, :10]).any(axis=1)
@@ -242,25 +245,20 @@ def read_heart(folder: Path) -> Dataset:
     return Dataset(folder.name, x, y, x[:0], y[:0], 2, clients).split_off(test)
 
 
-def _heart_table(folder: Path, hospital: str) -> NDArray[np.float64]:
-    file = DataFile.find(folder, f"processed.{hospital}.data", holds=HEART_HOLDS)
-    text = file.content(1 << 20).decode("ascii", "replace")
+def _heart_table(text: str) -> NDArray[np.float64]:
     rows = [line.split(",") for line in text.splitlines() if line.strip()]
     if not rows:
-        raise file.damaged("it is empty")
+        raise ValueError("it is empty")
     for number, row in enumerate(rows, start=1):
         if len(row) != 14:
-            raise file.damaged(f"row {number} has {len(row)} columns")
-    try:
-        table = np.array([["nan" if v.strip() == "?" else v for v in row] for row in rows], float)
-    except ValueError as error:
-        raise file.damaged(str(error)) from error
+            raise ValueError(f"row {number} has {len(row)} columns")
+    table = np.array([["nan" if v.strip() == "?" else v for v in row] for row in rows], float)
     wrong = np.isinf(table)
     for column, values in HEART_VALUES.items():
         wrong[:, column] |= ~np.isin(table[:, column], values) & ~np.isnan(table[:, column])
     wrong[:, 13] |= np.isnan(table[:, 13])
     for row, column in np.argwhere(wrong):
-        raise file.damaged(f"column {column + 1} of row {row + 1} is {table[row, column]:g}")
+        raise ValueError(f"column {column + 1} of row {row + 1} is {table[row, column]:g}")
     return table
 
 
@@ -284,13 +282,14 @@ def read_shakespeare(folder: Path, *, max_samples: int | None = 500) -> Dataset:
     if max_samples is not None and max_samples < 1:
         raise ConfigError(f"shakespeare: max_samples={max_samples} must be at least 1, or None")
     file = DataFile.find(folder, "plays.tsv.gz", holds=PLAYS_HOLDS)
-    roles = {
-        role: encode("\n".join(lines))
-        for role, lines in sorted(_lines_by_role(file).items())
-        if len(lines) >= MIN_LINES and sum(map(len, lines)) + len(lines) - 1 > WINDOW
-    }
-    if not roles:
-        raise file.damaged(f"no role has {MIN_LINES} lines and over {WINDOW} characters")
+    with file.reading():
+        roles = {
+            role: encode("\n".join(lines))
+            for role, lines in sorted(_lines_by_role(file.content(64 << 20).decode()).items())
+            if len(lines) >= MIN_LINES and sum(map(len, lines)) + len(lines) - 1 > WINDOW
+        }
+        if not roles:
+            raise ValueError(f"no role has {MIN_LINES} lines and over {WINDOW} characters")
     train, test = {}, {}
     for role, text in roles.items():
         windows = text.size - WINDOW
@@ -310,20 +309,17 @@ def encode(text: str) -> Bytes:
     return np.where(codes < 128, table[np.minimum(codes, 127)], 0).astype(np.uint8)
 
 
-def _lines_by_role(file: DataFile) -> dict[str, list[str]]:
-    try:
-        lines = file.content(64 << 20).decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise file.damaged(f"it is not UTF-8 ({error})") from error
+def _lines_by_role(text: str) -> dict[str, list[str]]:
+    lines = text.split("\n")
     if lines[0] != PLAYS_HEADER:
-        raise file.damaged(f"its first line is {lines[0][:60]!r}")
+        raise ValueError(f"its first line is {lines[0][:60]!r}")
     roles: dict[str, list[str]] = {}
     for number, line in enumerate(lines[1:], start=2):
         fields = line.split("\t")
         if len(fields) == 4:
             roles.setdefault(f"{fields[0]}/{fields[1]}", []).append(fields[3])
         elif line:
-            raise file.damaged(f"line {number} has {len(fields)} fields")
+            raise ValueError(f"line {number} has {len(fields)} fields")
     return roles
 
 
