@@ -41,6 +41,7 @@ EDGES = np.array([-3, -2, -1.5, -1, -0.65, -0.35, -0.1, 0.1, 0.35, 0.65, 1, 1.5,
 MIDDLES = np.concatenate([[-3.5], (EDGES[1:] + EDGES[:-1]) / 2, [3.5]])
 FALSE_MARKS = 0.01
 MIN_BUCKETS = 12  # in use, of which all counts cannot be multiples by chance
+GROUP = "group"  # of values that have no public name
 END_SHARE = 0.5  # of a site's values in an end bin: beyond, the column cannot be judged
 CUT_SHARE = 0.05  # of them in an end bin: beyond, a shift may be larger than the bins show
 MAX_PAIRED = 8  # values of a column of which all pairs are compared
@@ -67,18 +68,12 @@ def _bins(column: Column, order: Floats) -> NDArray[np.int64]:
     values = np.maximum(order, 0).astype(np.int64)
     if column.slots:
         return 1 + values % (BINS - 1)
-    kinds = _levels(column)
+    kinds = PERIODS[column.parts[0]] if column.parts else len(column.levels) + 1
     return 1 + (values if kinds < BINS else values * (BINS - 1) // kinds)
 
 
 def _possible(column: Column) -> Bools:
-    return np.arange(BINS) < (BINS if _is_line(column) or column.slots else 1 + _levels(column))
-
-
-def _levels(column: Column) -> int:
-    if column.kind == "date":
-        return PERIODS[column.parts[0]]
-    return 2 if column.kind == "boolean" else len(column.levels) + 1
+    return np.array([label != "" for label in bin_labels(column)])
 
 
 class ColumnGap(NamedTuple):
@@ -403,37 +398,34 @@ def _words(column: Column, mine: Floats, rest: Floats) -> str:
         size = float(f"{abs(shift) * column.scale:.2g}")
         side = "higher" if shift > 0 else "lower"
         return f"{side} by {'at least' if cut else 'about'} {size:,.10g}{unit}"
-    most = int(np.abs(gap[1:]).argmax())
-    names = _bin_names(column)
-    name = names[most] if most < len(names) else "some values"
-    return f"{'more' if gap[1 + most] > 0 else 'fewer'} {name} ({gap[1 + most]:+.0%})"
+    most = 1 + int(np.abs(gap[1:]).argmax())
+    name = bin_labels(column)[most]
+    name = "some values" if name.startswith(GROUP) else name
+    return f"{'more' if gap[most] > 0 else 'fewer'} {name} ({gap[most]:+.0%})"
 
 
-def bin_labels(column: Column) -> list[str]:
+@lru_cache(maxsize=256)
+def bin_labels(column: Column) -> tuple[str, ...]:
     """Name the bins of a histogram; a bin that no record can fall into has no name.
 
     Examples
     --------
     >>> bin_labels(Column("age", center=60, scale=10))[:4]
-    ['missing', 'below 30', '30 to 40', '40 to 45']
+    ('missing', 'below 30', '30 to 40', '40 to 45')
     """
-    if column.kind == "number" and column.since is None:
+    names = [f"{GROUP} {i}" for i in range(1, BINS)]
+    if column.kind == "number":
         cuts = [f"{column.center + column.scale * edge:.3g}" for edge in EDGES]
         inner = [f"{low} to {high}" for low, high in pairwise(cuts)]
-        return ["missing", f"below {cuts[0]}", *inner, f"above {cuts[-1]}"]
-    names = _bin_names(column) or [f"group {i}" for i in range(1, BINS)]
-    return (["missing", *names] + [""] * BINS)[:BINS]
-
-
-def _bin_names(column: Column) -> list[str]:
-    if column.kind == "boolean":
-        return ["false", "true"]
-    if column.levels and len(column.levels) + 1 < BINS:
-        return [*(repr(level) for level in column.levels), "other values"]
-    if column.parts:
+        names = [f"below {cuts[0]}", *inner, f"above {cuts[-1]}"]
+    elif column.kind == "boolean":
+        names = ["false", "true"]
+    elif column.levels and len(column.levels) + 1 < BINS:
+        names = [*(repr(level) for level in column.levels), "other values"]
+    elif column.parts:
         part, period = column.parts[0], PERIODS[column.parts[0]]
+        ends = [round(i * period / (BINS - 1)) for i in range(BINS)]
+        names = [f"{part} {low} to {high}" for low, high in pairwise(ends)]
         if period < BINS:
-            return [f"{part} {i}" for i in range(period)]
-        step = period / (BINS - 1)
-        return [f"{part} {i * step:.0f} to {(i + 1) * step:.0f}" for i in range(BINS - 1)]
-    return []
+            names = [f"{part} {i}" for i in range(period)]
+    return ("missing", *names, *[""] * (BINS - 1 - len(names)))
