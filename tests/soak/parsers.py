@@ -179,24 +179,12 @@ def write_femnist(folder):
 
 
 PAPERS = Path(compare.__file__).with_name("papers").glob("*.toml")
-SPEC = b"""[sketch]
-hash = "srp"
-rows = 20
-bits = 4
-seed = 0
-[privacy]
-epsilon = 1.0
-delta = 0.0
-neighbors = "replace"
-[missing]
-null_values = [ "?" , "NA" ]
-[columns.age]
-kind = "number"
-center = 50.0
-scale = 10.0
-[columns.sex]
-kind = "category"
-levels = [ "f" , "m" ]
+SPEC = b"""sketch = { hash = "srp" , rows = 20 , bits = 4 , seed = 0 }
+privacy = { epsilon = 1.0 , delta = 0.0 , neighbors = "replace" }
+missing = { null_values = [ "?" , "NA" ] }
+[columns]
+age = { kind = "number" , center = 50.0 , scale = 10.0 }
+sex = { kind = "category" , levels = [ "f" , "m" ] }
 """
 
 
