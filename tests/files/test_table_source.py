@@ -8,6 +8,7 @@ import gzip
 import json
 import re
 import sqlite3
+import tracemalloc
 from contextlib import closing
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -394,6 +395,20 @@ def test_json_lines_that_are_no_objects_are_named(line, tmp_path):
         path.write_text(text)
         with pytest.raises(DataError, match=f"is not a JSON object: .*{re.escape(line[:2])}"):
             rows(path, columns=("v",))
+
+
+def test_json_of_many_keys_takes_little_memory(tmp_path):
+    """With a cell for each of 20,000 lines and keys it would take 3 GB."""
+    path, keys = tmp_path / "data.jsonl", {f"k{i}": i for i in range(20_000)}
+    path.write_text("\n".join([json.dumps(keys), *['{"k7": 1}'] * 20_000]))
+    tracemalloc.start()
+    assert len(rows(path, columns=("k7",))) == 20_001
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1e8
+    path.write_text("\n".join(json.dumps({f"{p}{i}": i for i in range(40_000)}) for p in "kl"))
+    with pytest.raises(DataError, match="80,000 keys"):
+        rows(path)
 
 
 def test_dates_in_json_are_proposed_as_such(tmp_path):

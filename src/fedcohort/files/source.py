@@ -435,13 +435,13 @@ class TextSource(Source):
             yield from map(Block, line_blocks(path, self._rows))
 
 
-def line_blocks(path: Path, rows: int) -> Iterator[list[str]]:
-    """Yield the lines of a file that are not blank, at most `rows` at a time, and not too much."""
+def line_blocks(path: Path, rows: int, most: int = MAX_TEXT) -> Iterator[list[str]]:
+    """Yield the lines of a file that are not blank, some `rows` or `most` letters at a time."""
     block, size = list[str](), 0
     for line in _lines(path):
         block.append(line)
         size += len(line)
-        if len(block) == rows or size > MAX_TEXT:
+        if len(block) == rows or size > most:
             yield block
             block, size = [], 0
     if block:

@@ -45,6 +45,7 @@ Kind = Literal["whole", "number", "text", "date", "empty", "other"]
 Forced = Mapping[str, Literal["text", "number"]]
 BLOCK = 4 << 20
 BUFFER = 1 << 16
+MAX_KEYS = 1 << 16
 FIRST_ROWS = 1000  # of a sheet or a query, to tell the types
 HEAD = 1 << 16  # letters of a CSV file that show how it is written
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -394,15 +395,30 @@ def _written(value: Any) -> str:
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
-class JsonTable(RowsTable):
+class JsonTable(Table):
     """JSON Lines: an object per line. PyArrow's reader ends the process at a line of null."""
 
-    def _blocks(self, rows: int) -> Generator[Sequence[Sequence[Any]]]:
-        first = map(_json_object, next(line_blocks(self.path, FIRST_ROWS), ()))
-        keys = list(dict.fromkeys(chain.from_iterable(first)))
-        yield [keys]
-        for lines in line_blocks(self.path, rows):
-            yield [[row.get(key) for key in keys] for row in map(_json_object, lines)]
+    as_written = True
+
+    def _schema(self) -> Any:
+        first = next(self._objects(FIRST_ROWS), [])
+        keys = dict.fromkeys(chain.from_iterable(first))
+        if len(keys) > MAX_KEYS:
+            raise ValueError(
+                f"its first lines have {len(keys):,} keys; at most {MAX_KEYS:,} are read"
+            )
+        return pa.schema([(k, _array([row.get(k) for row in first], False).type) for k in keys])
+
+    def _stream(self, columns: list[str], rows: int, forced: Forced) -> Any:
+        for block in self._objects(rows):
+            arrays = [
+                _array([row.get(c) for row in block], forced.get(c) == "text") for c in columns
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=columns)
+
+    def _objects(self, rows: int) -> Iterator[list[dict[str, Any]]]:
+        for lines in line_blocks(self.path, rows, BLOCK):
+            yield [_json_object(line) for line in lines]
 
 
 def _json_object(line: str) -> dict[str, Any]:
