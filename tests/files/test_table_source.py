@@ -494,6 +494,9 @@ def test_lines_are_texts_and_blank_ones_are_left_out(tmp_path):
     assert lines(tmp_path) == 2 * wanted
     with pytest.raises(ConfigError, match="no columns, such as 'who'"):
         lines(tmp_path / "a.txt", by="who")
+    # 80 MB in 80 kB are not held at a time.
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"x" * (MAX_LINE - 1) + b"\n") * 80)
+    assert max(len(b.x) for b in open_source(tmp_path / "c.txt.gz", Want()).blocks()) < 70
 
 
 @pytest.mark.parametrize(
