@@ -135,6 +135,8 @@ def test_a_client_of_mostly_noise_is_left_out_and_named():
         ({"policies": ["fedcor"]}, "'fedcor' does not select by sketches alone"),
         ({"policies": ["sketch-mach"]}, "sketch-match"),
         ({"names": ["a"]}, "1 different names for 40"),
+        ({"durations": {"c00": 3.0}}, "seconds of no client, such as '00'"),
+        ({"durations": {}}, "seconds of no client"),  # a file of speeds was ignored
     ],
 )
 def test_mistakes_are_named(call, match: str) -> None:

@@ -112,7 +112,7 @@ READERS = {
 def test_exports_agree(compared, tmp_path, to):
     returned, folder = compared
     out = tmp_path / f"rounds.{to}"
-    assert invoke(["export", str(folder), "--format", to, "-o", str(out)]) == 0
+    assert invoke(["export", str(folder), "-o", str(out)]) == 0
     for row, wanted in zip(READERS[to](out), returned.records(), strict=True):
         assert float(row["accuracy"]) == wanted["accuracy"]
         assert (row["run"], int(row["round"])) == (wanted["run"], wanted["round"])

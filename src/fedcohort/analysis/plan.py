@@ -220,7 +220,9 @@ def plan(
         )
     sizes = _checked_sizes(cohort_sizes, present, len(readings))
     makers = {text: _maker(text) for text in policies}
-    if durations:
+    if durations is not None:
+        if not durations.keys() & set(ids):
+            raise ConfigError(f"plan: the durations hold seconds of no client, such as {ids[0]!r}")
         options = {"time": dict(durations)}
         makers[WITH_TIME] = lambda: make("policy", "sketch-match", POLICIES, options)
     trial = Trial(readings, ids, seed, durations)
@@ -244,7 +246,7 @@ def plan(
         variance=between.variance,
         worthwhile=useful,
         uniform=uniform,
-        uniform_seconds={k: trial.seconds_of(k) for k in sizes} if durations else {},
+        uniform_seconds={} if durations is None else {k: trial.seconds_of(k) for k in sizes},
         worths=worths,
         present=present,
         smallest=smallest,

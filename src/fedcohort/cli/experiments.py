@@ -205,7 +205,7 @@ def _run_several(
     show_results(results, [folder], format)
 
 
-config_app = typer.Typer(help="Configurations: show one, start one.", no_args_is_help=True)
+config_app = typer.Typer(help="Show a configuration, or start one.", no_args_is_help=True)
 
 
 @config_app.command("show")
@@ -275,7 +275,7 @@ def data_list(
         Column("examples", lambda r: number(r.samples, 0)),
         Column("clients", lambda r: number(r.clients, 0)),
         Column("where", lambda r: Cell(r.where), number=False),
-        Column("detail", lambda r: Cell(r.detail), number=False),
+        Column("detail", lambda r: Cell(r.detail), number=False, wraps=True),
     ]
     rows = available(root)
     show(format, rows, cells(rows, columns), "Data sets")

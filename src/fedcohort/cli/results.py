@@ -62,7 +62,7 @@ def rank(
     seed: Annotated[int, option("Which of the run's seeds, from 1.", min=1)] = 1,
     format: FormatOption = Format.table,
 ) -> None:
-    """Rank clients by how far their data are from the average, with 95 % intervals.
+    """Rank clients by how far their data are from the average, with 95% intervals.
 
     FedACS learns this from duels between the clients of each round, without seeing any data.
 
@@ -141,7 +141,10 @@ def watch(
 
 def export(
     runs: RunFolders,
-    format: Annotated[Literal["csv", "parquet", "json"], option("Format of the table.")] = "csv",
+    format: Annotated[
+        Literal["csv", "parquet", "json"] | None,
+        option("Format of the table [by the name of the file, else csv]."),
+    ] = None,
     out: Annotated[
         Path | None, option("File to write [standard output; not for parquet].", "--out", "-o")
     ] = None,
@@ -154,17 +157,18 @@ def export(
     """
     from fedcohort.experiments.results import read
 
-    results = read(*runs)
-    if format == "parquet" and out is None:
+    results, ending = read(*runs), "" if out is None else out.suffix.removeprefix(".")
+    kind = format or (ending if ending in ("parquet", "json") else "csv")
+    if kind == "parquet" and out is None:
         raise ConfigError("export --format parquet: name the file to write with -o")
-    if format == "parquet":
+    if kind == "parquet":
         table, file = results.to_arrow(), io.BytesIO()
         import pyarrow.parquet as pq
 
         pq.write_table(table, file)
         content = file.getvalue()
     else:
-        content = _text(results, format).encode()
+        content = _text(results, kind).encode()
     if out is None:
         typer.echo(content.decode(), nl=False)
         return

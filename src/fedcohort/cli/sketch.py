@@ -239,7 +239,8 @@ def _report(
     facts = {**describe(last), **reading.facts()}
     if len(written) > 1:
         sizes = sorted(w.n for w in written)
-        facts["records"] = f"{sizes[0]:,.0f} to {sizes[-1]:,.0f}, {sum(sizes):,.0f} in all"
+        each = f"{sizes[0]:,.0f} to {sizes[-1]:,.0f}" if sizes[0] < sizes[-1] else "equally many"
+        facts["records"] = f"{each}, {sum(sizes):,.0f} in all"
         if "signal to noise" in facts:
             ratios = [w.signal_to_noise for w in written]
             facts["signal to noise"] = f"{min(ratios):.2g} to {max(ratios):.2g}"
@@ -265,4 +266,5 @@ def _watching(name: str, rows: int | None) -> Iterator[OnRows]:
         bar.live.transient = True  # the only thing to read is what went wrong
         bar.live.stop()
         raise
+    bar.update(task, total=bar.tasks[task].completed)
     bar.stop()

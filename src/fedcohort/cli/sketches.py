@@ -153,7 +153,8 @@ def explain(
     kept, usable = [names[i] for i in enough], [loaded[i] for i in enough]
     if len(kept) < 2:
         raise DataError("an explanation needs two sites with enough records for their noise")
-    compared = [f"{name} and the rest" for name in kept] if len(kept) > 2 else [" and ".join(kept)]
+    others = "the rest" if len(kept) > 2 else kept[1]
+    compared = [f"{name} against {others}" for name in (kept if len(kept) > 2 else kept[:1])]
     gaps = dict(zip(compared, column_gaps(usable), strict=False))
     if format is Format.table:
         _show_gaps(gaps, all_columns, visible_shares(usable))
@@ -187,9 +188,9 @@ def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool, sha
         lines += ["Cannot tell: of so few records, or under so much noise, no difference shows."]
     else:
         least, most = f"{shares.min():.0%}", f"{shares.max():.0%}"
-        share = least if least == most else f"{least} to {most}, depending on the site,"
+        share = least if least == most else f"{least} to {most} (by site)"
         lines += [] if shown or unknown else ["No column differs by more than chance explains."]
-        lines.append(f"Marked is a difference of about {share} of the records or more.")
+        lines.append(f"Differences in about {share} of the records or more are marked.")
     show(Format.table, None, lines)
 
 

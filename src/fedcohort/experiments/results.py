@@ -159,7 +159,8 @@ class Results(list[Run]):
         """Say how many runs there are, and how many of them are not finished."""
         unfinished = sum(not r.finished for r in self)
         runs = "1 run" if len(self) == 1 else f"{len(self)} runs"
-        return f"{runs}, {unfinished} of them not finished" if unfinished else runs
+        which = "" if len(self) == 1 else f"{unfinished} of them "
+        return f"{runs}, {which}not finished" if unfinished else runs
 
     def baseline(self, result: Run) -> Run | None:
         """Return the run with uniform cohorts, no gate and otherwise the settings of `result`."""

@@ -157,7 +157,9 @@ def _add_seeds(
     except (KeyError, TypeError, ValueError, OverflowError):
         raise InvalidCheckpoint(f"{checkpoint}: not the checkpoint of a run") from None
     if reached > experiment.rounds:
-        raise ConfigError(f"{place} has {reached} rounds already: rounds = {experiment.rounds}")
+        raise ConfigError(
+            f"rounds={experiment.rounds}: {place} has {reached} rounds already; ask for more"
+        )
     new, added = experiment.seeds[len(old) :], place / "added-seeds"
     if not new:
         shutil.rmtree(added, ignore_errors=True)  # merged already

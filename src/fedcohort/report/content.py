@@ -97,7 +97,7 @@ def _headline(rows: Sequence[ComparisonRow], baselines: Sequence[str]) -> str:
     if not measured:
         return "No accuracy has been measured yet."
     best = measured[0]
-    accuracy = f"{100 * best.accuracy.mean:.1f} %"
+    accuracy = f"{100 * best.accuracy.mean:.1f}%"
     if len(measured) == 1:
         return f"{best.policy}: accuracy, {accuracy}."
     reached = f"{best.policy} reaches the highest accuracy, {accuracy}"
@@ -107,7 +107,7 @@ def _headline(rows: Sequence[ComparisonRow], baselines: Sequence[str]) -> str:
         return f"{reached}."
     gain, low, high = (100 * value for value in best.gain)
     text = f"{reached}: {gain:+.1f} points against uniform selection "
-    text += f"(95 % interval {low:+.1f} to {high:+.1f})"
+    text += f"(95% interval {low:+.1f} to {high:+.1f})"
     return f"{text}, which these seeds cannot tell from zero." if low <= 0 <= high else f"{text}."
 
 

@@ -149,7 +149,7 @@ def seed_cells(summaries: Sequence[Summary]) -> Cells:
 
 
 class Rank(NamedTuple):
-    """A client's posterior mean rank, 1 the least skewed, its 95 % interval, and its duels."""
+    """A client's posterior mean rank, 1 the least skewed, its 95% interval, and its duels."""
 
     client: str
     rank: float
@@ -163,7 +163,7 @@ def rank_cells(ranks: Sequence[Rank]) -> Cells:
     columns = [
         Column("client", lambda r: Cell(r.client), number=False),
         Column("rank by skew", lambda r: number(r.rank)),
-        Column("95 % interval", lambda r: Cell(f"{r.low:.0f} to {r.high:.0f}")),
+        Column("95% interval", lambda r: Cell(f"{r.low:.0f} to {r.high:.0f}")),
         Column("duels", lambda r: number(r.duels, 0)),
     ]
     return cells(ranks, columns)
@@ -250,12 +250,13 @@ def _blocks(cells: Cells, title: str) -> Table:
     """Lay cells out as one block per row, with a line for each column."""
     table = Table(title=Text(title), title_justify="left", show_header=False, box=SIMPLE_HEAD)
     table.add_column(overflow="fold")
-    table.add_column(justify="right", overflow="fold")
+    table.add_column(overflow="fold")
     for row in cells.rows:
         for column, cell in zip(cells.columns, row, strict=True):
             name = Text(column.header, "" if column.number else "bold")
             strong = cell.mark == "best" or not column.number
-            table.add_row(name, Text(cell.text, "bold green" if strong else ""))
+            side: Literal["left", "right"] = "right" if column.number else "left"
+            table.add_row(name, Text(cell.text, "bold green" if strong else "", justify=side))
         table.add_section()
     return table
 
