@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -48,6 +49,12 @@ def fedcohort(command: str, folder: Path) -> None:
 
 def blocks(page: Path, kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+
+
+def save(figure: Any, path: Path) -> None:
+    from fedcohort.report.figures import render
+
+    path.write_bytes(render(figure, path.suffix))
 
 
 def screenshot(page: Path, target: Path, *, width: int, height: int, **options: object) -> None:
@@ -115,7 +122,7 @@ def tutorial_personalize(folder: Path) -> None:
     import altair as alt
     import numpy as np
 
-    from fedcohort.report.figures import COLORS, GREY, Figure, save
+    from fedcohort.report.figures import COLORS, GREY, Figure
 
     known: dict = {"__name__": "tutorial"}
     for code in blocks(DOCS / "tutorials" / "personalize.md", "python")[:-2]:
@@ -153,7 +160,7 @@ def cold_start(folder: Path) -> None:
     """Accuracy of each cold client, from worst to best."""
     import altair as alt
 
-    from fedcohort.report.figures import COLORS, GREY, Figure, save
+    from fedcohort.report.figures import COLORS, GREY, Figure
 
     lines = {
         "random": ("random personal model", GREY),
@@ -192,7 +199,7 @@ def skipping(folder: Path) -> None:
     """Paper 2's Figures 1 and 2: traffic and accuracy by threshold, against redrawn cohorts."""
     import altair as alt
 
-    from fedcohort.report.figures import Figure, save
+    from fedcohort.report.figures import Figure
 
     rows = []
     for row in csv.DictReader((DOCS / "tables" / "skipping.csv").open()):
@@ -221,7 +228,7 @@ def selection_speed(folder: Path) -> None:
     """Seconds per round over clients; only the labeled policies have colors."""
     import altair as alt
 
-    from fedcohort.report.figures import COLORS, GREY, Figure, save
+    from fedcohort.report.figures import COLORS, GREY, Figure
 
     rows = result("selection-speed.json")["result"]["rounds"]
     largest = max(row["clients"] for row in rows)

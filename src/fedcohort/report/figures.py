@@ -96,8 +96,8 @@ def config(theme: Theme = "light") -> dict[str, Any]:
 
 def specification(figure: Figure, *, width: int | str = WIDTH) -> dict[str, Any]:
     """Return a figure as a Vega-Lite specification without colors of a theme."""
-    spec: dict[str, Any] = figure.chart.properties(width=width).to_dict()
-    spec["description"] = f"{figure.title}. {figure.caption}"
+    spec: dict[str, Any] = figure.chart.to_dict()
+    spec |= {"width": width, "description": f"{figure.title}. {figure.caption}"}
     spec.pop("config", None)
     spec["datasets"] = figure.data
     if width == "container":
