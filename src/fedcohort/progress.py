@@ -9,12 +9,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+PATIENCE = 2.0  # seconds of work whose progress nobody needs to see
 
 
 class Progress:
@@ -24,6 +22,8 @@ class Progress:
     ----------
     whole : int, optional
         Steps of all tasks together; with it there is a line for the whole.
+    patience : float, default=0
+        Seconds before anything is shown.
 
     Examples
     --------
@@ -32,9 +32,10 @@ class Progress:
     ...         show("reading", i + 1, 3)
     """
 
-    def __init__(self, whole: int | None = None) -> None:
+    def __init__(self, whole: int | None = None, patience: float = 0.0) -> None:
         self._whole, self._done = whole, dict[str, int]()
-        self._bars = rich_bars() if sys.stderr.isatty() else None
+        self._start = time.monotonic() + patience
+        self._bars = _bars() if sys.stderr.isatty() else None
         self._tasks: dict[str, Any] = {}  # the bar of each, or the last tenth that was printed
 
     def __enter__(self) -> Progress:
@@ -44,15 +45,19 @@ class Progress:
         if self._bars is not None:
             self._bars.stop()
 
-    def __call__(self, name: str, done: int, total: int, note: str = "") -> None:
-        """Show that `done` of `total` steps of a task are done."""
+    def __call__(self, name: str, done: int, total: int | None, note: str = "") -> None:
+        """Show that `done` of `total` steps are done; only a bar shows an unknown total."""
         self._done[name] = done
-        if self._whole is not None and self._whole > total:
+        if time.monotonic() < self._start:
+            return
+        if self._whole is not None and total is not None and self._whole > total:
             self._show("all", sum(self._done.values()), self._whole, "")
         self._show(name, done, total, note)
 
-    def _show(self, name: str, done: int, total: int, note: str) -> None:
+    def _show(self, name: str, done: int, total: int | None, note: str) -> None:
         if self._bars is None:
+            if total is None:
+                return
             tenth = 10 * done // max(total, 1)
             if tenth > self._tasks.get(name, -1) and (tenth or total < 10):
                 self._tasks[name] = tenth
@@ -64,17 +69,21 @@ class Progress:
         self._bars.update(self._tasks[name], completed=done, total=total, note=note)
 
 
-def watched(items: Iterable[T], name: str, total: int, patience: float = 2.0) -> Iterator[T]:
-    """Yield the items; work that takes longer than `patience` seconds shows its progress."""
-    started = time.monotonic()
-    with Progress() as show:
+def watched(items: Iterable[T], name: str, total: int) -> Iterator[T]:
+    """Yield the items; work that takes longer than `PATIENCE` shows its progress.
+
+    Examples
+    --------
+    >>> list(watched("ab", "reading", total=2))
+    ['a', 'b']
+    """
+    with Progress(patience=PATIENCE) as show:
         for done, item in enumerate(items, start=1):
             yield item
-            if time.monotonic() - started > patience:
-                show(name, done, total)
+            show(name, done, total)
 
 
-def rich_bars() -> RichProgress:
+def _bars() -> Any:
     """Return bars on standard error; each task has a field `note`."""
     from rich import progress
     from rich.console import Console

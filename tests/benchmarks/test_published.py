@@ -43,7 +43,7 @@ def test_presets_are_settings_of_the_suites():
 
     parts = [shown(p.experiment) for s in ("papers", "skip") for p in read_suite(s)]
     for name in config.papers():
-        preset = shown(config.read(f"paper:{name}"))
+        preset = shown(config.parse(config.read_values(f"paper:{name}")))
         if name == "race-mnist":
             assert preset["policy"]["options"].pop("everybody")  # came after the suite was run
         assert preset in parts, name

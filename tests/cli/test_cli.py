@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import resource
 import subprocess
@@ -33,50 +32,41 @@ def test_every_command_has_help_an_example_and_formats(path, command, capsys):
     assert all(p.help for p in command.params)
 
 
-def test_version(capsys):
-    assert invoke(["--version"]) == 0
-    assert capsys.readouterr().out == f"fedcohort {__version__}\n"
+def test_version(told):
+    assert told("--version") == f"fedcohort {__version__}\n"
 
 
-def test_compare_writes_a_folder_and_goes_on_in_it(tmp_path, capsys):
-    arguments = ["compare", "--out", str(tmp_path), *SMALL, "--policies", "uniform"]
-    assert invoke([*arguments, "--target", "0.999"]) == 0
-    shown = capsys.readouterr()
-    assert "uniform" in shown.out
-    assert "uniform: 4 of 4" in shown.err  # without a terminal, progress is plain lines
+def test_compare_writes_a_folder_and_goes_on_in_it(tmp_path, told):
+    arguments = ["compare", "--out", tmp_path, *SMALL, "--policies", "uniform"]
+    # Without a terminal, progress is plain lines.
+    assert "uniform: 4 of 4" in told(*arguments, "--target", "0.999")
     more = ["--policies", "uniform,oort:alpha=1", "--rounds", "5", "--seeds", "3"]
-    assert invoke([*arguments, *more, "--resume", "--format", "json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = told(*arguments, *more, "--resume", "--format", "json")
     assert [row["policy"] for row in result["runs"]] == ["uniform", "oort"]
     assert result["runs"][0]["rounds_to_target"].keys() == {"mean", "std", "missing"}
     assert len((tmp_path / "uniform" / "rounds.jsonl").read_text().splitlines()) == 15
 
 
-def test_compare_with_a_gate(tmp_path, capsys):
-    arguments = ["compare", "--policies", "uniform", "--out", str(tmp_path), "--gate"]
+def test_compare_with_a_gate(tmp_path, told):
+    arguments = ["compare", "--policies", "uniform", "--out", tmp_path, "--gate"]
     arguments += ["sketch-to-skip:k=20,threshold=0.5", "--set", "local.steps=1", "--set"]
-    arguments += ["local.batch_size=8"]
-    assert invoke([*arguments, *SMALL]) == 0
-    assert "uplink %" in capsys.readouterr().out
-    assert invoke([*arguments, *SMALL, "--resume", "--format", "json"]) == 0
-    plain, gated = json.loads(capsys.readouterr().out)["runs"]
+    arguments += ["local.batch_size=8", *SMALL]
+    assert "uplink %" in told(*arguments)
+    plain, gated = told(*arguments, "--resume", "--format", "json")["runs"]
     assert (plain["policy"], plain["accuracy_change"]["mean"]) == ("fedavg", 0.0)
     assert plain["overhead_up"]["mean"] == 100.0
     assert gated["overhead_up"]["mean"] < 100.0
 
 
-def test_policies_and_data(capsys):
-    assert invoke(["policies", "--clients", "30", "--format", "json"]) == 0
-    rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)}
+def test_policies_and_data(told):
+    rows = {row["policy"]: row for row in told("policies", "--clients", 30, "--format", "json")}
     assert rows["uniform"]["once"] == 0
     assert rows["uniform"]["models_each_round"] == 20
     assert rows["power-of-choice"]["each_round"] == 160
-    assert invoke(["policies"]) == 0
-    capsys.readouterr()
-    assert invoke(["data", "list", "--format", "json"]) == 0
-    digits = next(r for r in json.loads(capsys.readouterr().out) if r["name"] == "digits")
+    assert "sketch-match" in told("policies")
+    digits = next(r for r in told("data", "list", "--format", "json") if r["name"] == "digits")
     assert digits["status"] == "ok"
-    assert invoke(["data", "list"]) == 0
+    assert "heart-disease" in told("data", "list")
 
 
 @pytest.mark.parametrize(
@@ -88,22 +78,21 @@ def test_policies_and_data(capsys):
         (["compare", "--set", "local.lrr=3"], "did you mean 'lr'?"),
         (["compare", "--set", "rounds"], "--set 'rounds' must be written as key=value"),
         (["compare", "--import", "missing.py"], "missing.py: no such Python file"),
+        (["compare", "--config", "sweep.toml"], "`fedcohort run sweep.toml` runs it"),
+        (["config", "show", "sweep.toml"], "remove its [sweep] table"),
         (["run", "."], "Is a directory"),
         (["run", "missing.toml"], "missing.toml: no such file"),
         (["run", "latin.toml"], "latin.toml"),
         (["config", "show", "wrong.toml"], "wrong.toml: unknown key 'roundz'"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_2(arguments, complaint, capsys, tmp_path, monkeypatch):
+def test_mistakes_are_one_line_and_exit_2(arguments, complaint, fails, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("latin.toml").write_bytes("rounds = 3 # é".encode("latin-1"))
     Path("wrong.toml").write_text("roundz = 3")
-    out = ["--out", str(tmp_path / "out")] if arguments[0] == "compare" else []
-    assert invoke([*arguments, *out]) == 2
-    captured = capsys.readouterr()
-    (line,) = captured.err.strip().splitlines()
-    assert complaint in line
-    assert "Traceback" not in captured.err
+    Path("sweep.toml").write_text("[sweep]\nrounds = [3, 4]")
+    out = ["--out", tmp_path / "out"] if arguments[0] == "compare" else []
+    assert complaint in fails(*arguments, *out)
 
 
 def test_the_entry_point_is_quick_and_leaves_torch_alone():
@@ -126,52 +115,49 @@ def test_the_entry_point_is_quick_and_leaves_torch_alone():
     assert any(quick() for _ in range(3))
 
 
-def test_own_policy_from_the_command_line(tmp_path, capsys, monkeypatch):
+def test_own_policy_from_the_command_line(tmp_path, told, monkeypatch):
+    """Beside the Python files that the setting imports itself."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
         "from fedcohort.policies import Uniform, register\n"
         "@register('my-policy', when='in tests')\nclass Mine(Uniform):\n    pass\n"
     )
+    (tmp_path / "other.py").write_text("print('other.py runs')")
+    (tmp_path / "exp.toml").write_text('imports = ["other.py"]\npolicy = "my-policy"')
     arguments = ["compare", "--import", "mine.py", "--policies", "my-policy,mine.py:Mine"]
-    assert invoke([*arguments, *SMALL, "--rounds", "1", "--format", "json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["runs"]
+    rows = told(*arguments, *SMALL, "--rounds", "1", "--format", "json")["runs"]
     assert [row["policy"] for row in rows] == ["my-policy", "Mine"]
     assert rows[0] == {**rows[1], "policy": "my-policy"}
+    shown = told("run", "exp.toml", "--import", "mine.py", "--rounds", 1)
+    assert "other.py runs" in shown and "my-policy: 1 of 1" in shown
 
 
-def test_configurations(tmp_path, capsys, monkeypatch):
+def test_configurations(tmp_path, told, fails, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert invoke(["config", "init", "exp.toml"]) == 0
-    assert invoke(["config", "init", "exp.toml"]) == 2
-    capsys.readouterr()
-    assert invoke(["config", "show", "exp.toml", "--format", "json"]) == 0
-    written = capsys.readouterr().out
-    assert invoke(["config", "show", "--format", "json"]) == 0
-    assert capsys.readouterr().out == written  # every value in the template is the default
-    assert invoke(["config", "show", "paper:fedcor-2spc", "--set", "rounds=3"]) == 0
-    shown = capsys.readouterr().out
+    told("config", "init", "exp.toml")
+    assert "exists already" in fails("config", "init", "exp.toml")
+    written = told("config", "show", "exp.toml", "--format", "json")
+    assert told("config", "show", "--format", "json") == written  # all values are the defaults
+    shown = told("config", "show", "paper:fedcor-2spc", "--set", "rounds=3")
     assert "rounds = 3\n" in shown
     (tmp_path / "again.toml").write_text(shown)
-    assert invoke(["config", "show", "again.toml"]) == 0
-    assert capsys.readouterr().out == shown
-    assert invoke(["config", "init", "--format", "json"]) == 0
-    keys = json.loads(capsys.readouterr().out)
+    assert told("config", "show", "again.toml") == shown
+    keys = told("config", "init", "--format", "json")
     assert all(key["about"] for key in keys), [key for key in keys if not key["about"]]
     assert {"lr", "schedule", "partition", "imports"} <= {key["name"] for key in keys}
+    partition = ["config", "show", "again.toml", "--set", "data.partition=iid", "--format", "json"]
+    assert told(*partition)["data"]["options"] == {}  # those were the options of the other one
 
 
-def test_names_that_are_not_utf_8_are_one_line(tmp_path, capsys):
+def test_names_that_are_not_utf_8_are_one_line(tmp_path, fails):
     table = os.fsencode(tmp_path) + b"/caf\xe9.csv"
     with open(table, "wb") as file:
         file.write(b"a,b\n1,2\n3,4\n")
-    assert invoke(["sketch", os.fsdecode(table), "-o", str(tmp_path / "a.sketch")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "is not UTF-8" in line
-    assert "caf\\udce9.csv" in line
-    assert "rename" in line
+    line = fails("sketch", os.fsdecode(table), "-o", tmp_path / "a.sketch")
+    assert "is not UTF-8" in line and "caf\\udce9.csv" in line and "rename" in line
 
 
-def test_an_interruption_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+def test_an_interruption_says_how_to_go_on(tmp_path, told, monkeypatch):
     from fedcohort.experiments.run import Simulation
 
     step = Simulation.step
@@ -182,9 +168,8 @@ def test_an_interruption_says_how_to_go_on(tmp_path, capsys, monkeypatch):
         return step(self)
 
     monkeypatch.setattr(Simulation, "step", stop)
-    arguments = ["compare", "--policies", "uniform", "--out", str(tmp_path / "a b"), *SMALL]
-    assert invoke(arguments) == 130
-    last = capsys.readouterr().err.splitlines()[-1]
+    arguments = ["compare", "--policies", "uniform", "--out", tmp_path / "a b", *SMALL]
+    last = told(*arguments, code=130).splitlines()[-1]
     assert last.startswith("Interrupted. Resume with: fedcohort compare --policies uniform")
     assert f"--out '{tmp_path}/a b'" in last
     assert last.endswith("--resume")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from fedcohort.cli import invoke
 from fedcohort.sketch.race import RaceSketch
 
 EMPTY = RaceSketch.srp(dim=2, rows=30, bits=3)
@@ -22,28 +21,14 @@ def sketch(path, angle, seed=0, empty=EMPTY):
 
 
 @pytest.fixture
-def warm(tmp_path, capsys):
+def warm(tmp_path, told):
     folder = str(tmp_path / "warm")
     for i, angle in enumerate((0.0, 0.0, 2.0, 2.0)):
         file = sketch(tmp_path / f"c{i}.sketch", angle, i)
         save_file({"w": np.array([angle])}, tmp_path / f"c{i}.safetensors")
-        model = ["--model", str(tmp_path / f"c{i}.safetensors")]
-        arguments = ["registry", "add", folder, f"c{i}", file, *model]
-        assert invoke([*arguments, "--metadata", json.dumps({"i": i})]) == 0
-    capsys.readouterr()
+        model = ["--model", tmp_path / f"c{i}.safetensors"]
+        told("registry", "add", folder, f"c{i}", file, *model, "--metadata", json.dumps({"i": i}))
     return folder
-
-
-@pytest.fixture
-def told(capsys):
-    """Run a command and return what it printed, as JSON if that was asked for."""
-
-    def run(*arguments, code=0):
-        assert invoke([*arguments]) == code
-        shown = capsys.readouterr()
-        return json.loads(shown.out) if "json" in arguments else shown.out + shown.err
-
-    return run
 
 
 def test_add_list_remove(warm, told):
@@ -95,9 +80,19 @@ def test_mistakes_are_one_line(warm, tmp_path, told):
     cases = {
         "not a registry": ["nearest", new, "--registry", str(tmp_path / "nowhere")],
         "seed: 0 is not 4": ["nearest", other, "--registry", warm],
-        "'x' is not a number": ["nearest", new, "--registry", warm, "--max-distance", "x"],
+        "max-distance='x'": ["nearest", new, "--registry", warm, "--max-distance", "x"],
         "not a folder": ["registry", "add", warm, "c9"],
-        "not JSON": ["registry", "add", warm, "c9", new, "--reference", "r", "--metadata", "{"],
+        "not a JSON object": [
+            "registry",
+            "add",
+            warm,
+            "c9",
+            new,
+            "--reference",
+            "r",
+            "--metadata",
+            "{",
+        ],
         "no client 'c9'": ["registry", "remove", warm, "c9"],
     }
     for message, arguments in cases.items():

@@ -10,7 +10,6 @@ import tomllib
 import numpy as np
 import pytest
 
-from fedcohort.cli import invoke
 from fedcohort.sketch.race import RaceSketch
 
 SEX = '[columns.sex]\nkind = "category"\nlevels = ["f", "m"]\n'
@@ -54,71 +53,72 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(*arguments):
-    return invoke([str(a) for a in arguments])
+@pytest.fixture
+def sketched(told):
+    """Sketch sites by a spec; return the files, and what was printed."""
+
+    def make(spec, *names, more=()):
+        out = [f"{name}.sketch" for name in names]
+        pairs = zip(names, out, strict=True)
+        return out, "".join(
+            told("sketch", f"{name}.csv", "--spec", spec, "-o", file, *more) for name, file in pairs
+        )
+
+    return make
 
 
-def fails(capsys, *arguments):
-    capsys.readouterr()
-    assert run(*arguments) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
-
-
-def sketched(spec, *names, more=()):
-    for name in names:
-        assert run("sketch", f"{name}.csv", "--spec", spec, "-o", f"{name}.sketch", *more) == 0
-    return [f"{name}.sketch" for name in names]
+def unwrapped(shown):
+    """Facts, without what lays them out in cells."""
+    return " ".join(shown.replace("│", " ").split())
 
 
 def kinds(text):
     return dict(re.findall(r'\[columns\."(\w+)"\]\nkind = "(\w+)"', text))
 
 
-def test_a_proposal_holds_types_and_roles_and_none_of_the_values(folder, capsys):
-    assert run("spec", "init", "a.csv", "-o", "new.toml") == 0
-    assert "Fill in the public constants of age. " in capsys.readouterr().out
+def test_a_proposal_holds_types_and_roles_and_none_of_the_values(folder, told, fails):
+    shown = told("spec", "init", "a.csv", "-o", "new.toml")
+    assert "Fill in the public constants of age. " in shown
     text = (folder / "new.toml").read_text()
     assert '"patient_id" looks like an identifier' in text
     assert kinds(text) == {"age": "number", "sex": "category", "visit": "date", "comment": "text"}
     cells = {c for line in (folder / "a.csv").read_text().splitlines()[1:] for c in line.split(",")}
     body = text[text.index("[columns") :]
     assert not [cell for cell in cells if len(cell) > 2 and cell in body]
-    line = fails(capsys, "spec", "check", "a.csv", "--spec", "new.toml")
+    line = fails("spec", "check", "a.csv", "--spec", "new.toml")
     assert "give center and scale, public constants, to the numbers age" in line
-    assert "add --force" in fails(capsys, "spec", "init", "a.csv", "-o", "new.toml")
-    assert "this is an input" in fails(capsys, "spec", "init", "a.csv", "-o", "a.csv", "--force")
-    line = fails(capsys, "spec", "init", "a.csv", "--label", "sex", "-o", "new.toml", "--force")
+    assert "add --force" in fails("spec", "init", "a.csv", "-o", "new.toml")
+    assert "this is an input" in fails("spec", "init", "a.csv", "-o", "a.csv", "--force")
+    line = fails("spec", "init", "a.csv", "--label", "sex", "-o", "new.toml", "--force")
     assert "labels are whole numbers" in line
 
 
-def test_a_proposal_knows_dates_that_excel_writes_and_categories_as_fractions(folder):
+def test_a_proposal_knows_dates_that_excel_writes_and_categories_as_fractions(folder, told):
     rows = (f"{i},5;{1 + i % 28:02}.03.2021;{1 + i % 12}/7/2021;{i % 3}.0" for i in range(40))
     lines = "\r\n".join(["Alter;Tag;Day;kind", *rows])
     (folder / "e.csv").write_bytes(lines.encode("utf-8-sig"))
-    assert run("spec", "init", "e.csv", "-o", "new.toml", "--csv=decimal=,") == 0
+    told("spec", "init", "e.csv", "-o", "new.toml", "--csv=decimal=,")
     text = (folder / "new.toml").read_text()
     assert kinds(text) == {"Alter": "number", "Tag": "date", "Day": "date", "kind": "category"}
     assert 'format = "%d.%m.%Y"\n' in text
     assert 'format = "%d/%m/%Y"   # TODO: or %m/%d/%Y\n' in text
 
 
-def test_a_site_is_told_what_does_not_fit(folder, capsys):
-    assert run("spec", "check", "a.csv", "--spec", "s.toml") == 0
-    assert "patient_id, comment" in capsys.readouterr().out
+def test_a_site_is_told_what_does_not_fit(folder, told, fails):
+    assert "patient_id, comment" in told("spec", "check", "a.csv", "--spec", "s.toml")
     (folder / "bad.csv").write_text("age,sex\n" + "old,f\n" * 3 + "50,x\n")
-    line = fails(capsys, "spec", "check", "bad.csv", "--spec", "s.toml")
-    assert "no column 'visit'; there are age, sex" in line
-    assert "'old'" in line
+    line = fails("spec", "check", "bad.csv", "--spec", "s.toml")
+    assert "no column 'visit'; there are age, sex" in line and "'old'" in line
     few = "age,sex,visit\n" + "20,X,2020-01-01\n" * 20 + "20,f,2020-01-01\n"
     (folder / "few.csv").write_text(few)
-    assert run("spec", "check", "few.csv", "--spec", "s.toml") == 0
-    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "most values of 'sex' are none of its levels" in shown
-    assert "constant in all rows" in shown
-    assert "'age': the values lie 3 scales off" in shown
-    assert "Times 2.54 (inches and cm)" in shown
+    shown = unwrapped(told("spec", "check", "few.csv", "--spec", "s.toml"))
+    for fact in (
+        "most values of 'sex' are none of its levels",
+        "constant in all rows",
+        "'age': the values lie 3 scales off",
+        "Times 2.54 (inches and cm)",
+    ):
+        assert fact in shown
 
 
 FULL = SPEC.replace("scale = 10\n", 'scale = 10\nmin = -3\nmax = 120\nunit = "years"\n')
@@ -138,44 +138,43 @@ LABEL = '[label]\ncolumn = "sex"\nclasses = 2\n'
         ("50,2,2020-01-01\n", "label 2: with 2 classes the last is 1"),
     ],
 )
-def test_what_cannot_be_right_does_not_fit(folder, capsys, rows, problem):
+def test_what_cannot_be_right_does_not_fit(folder, fails, rows, problem):
     """A column 290 scales off, unknown codes only and a file with only a header fitted: yes."""
     (folder / "f.toml").write_text(FULL.replace(SEX, LABEL) if "label" in problem else FULL)
     (folder / "x.csv").write_text("age,sex,visit\n" + rows)
-    assert problem in fails(capsys, "spec", "check", "x.csv", "--spec", "f.toml")
+    assert problem in fails("spec", "check", "x.csv", "--spec", "f.toml")
 
 
-def test_a_site_with_another_unit_and_another_name_joins(folder, capsys):
+def test_a_site_with_another_unit_and_another_name_joins(folder, told, fails, sketched):
     lines = (folder / "a.csv").read_text().replace("patient_id,age", "patient_id,Alter")
     (folder / "theirs.csv").write_text(lines.replace("-9", "unbekannt"))
     mapping = '[missing]\nnull_values = ["unbekannt"]\n[columns.age]\ncolumn = "Alter"\n'
     (folder / "site.toml").write_text(mapping)
     by_site = ["--spec", "s.toml", "--site", "site.toml"]
-    assert run("spec", "check", "theirs.csv", *by_site) == 0
+    told("spec", "check", "theirs.csv", *by_site)
     sketched("s.toml", "a")
     sketched("s.toml", "theirs", more=["--site", "site.toml"])
     assert RaceSketch.load("a.sketch") == RaceSketch.load("theirs.sketch")
     (folder / "site.toml").write_text(mapping.replace("age", "gender"))
-    assert "'gender'" in fails(capsys, "sketch", "theirs.csv", *by_site, "-o", "x.sketch")
+    assert "'gender'" in fails("sketch", "theirs.csv", *by_site, "-o", "x.sketch")
     alone = ["--site", "site.toml", "--columns", "age", "-o", "x.sketch"]
-    assert "--spec" in fails(capsys, "sketch", "a.csv", *alone)
+    assert "--spec" in fails("sketch", "a.csv", *alone)
 
 
-def test_sketches_by_one_spec_are_alike_and_say_so(folder, capsys, monkeypatch):
-    sketched("s.toml", "a", "b")
+def test_sketches_by_one_spec_are_alike_and_say_so(folder, told, fails, sketched, monkeypatch):
+    assert "missing values" in sketched("s.toml", "a", "b")[1]
     a, b = RaceSketch.load("a.sketch"), RaceSketch.load("b.sketch")
     a.check_alike(b)
     assert a.origin == b.origin != {}
     assert [c["name"] for c in a.columns] == ["age", "sex", "visit"]
-    assert "missing values" in capsys.readouterr().out
-    line = fails(capsys, "sketch", "a.csv", "--spec", "s.toml", "--set=rows=9", "-o", "x.sketch")
+    line = fails("sketch", "a.csv", "--spec", "s.toml", "--set=rows=9", "-o", "x.sketch")
     assert "--set and --spec" in line
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((folder / "a.csv").read_bytes())))
-    assert run("sketch", "-", "--spec", "s.toml", "-o", "in.sketch") == 0
+    told("sketch", "-", "--spec", "s.toml", "-o", "in.sketch")
     assert RaceSketch.load("in.sketch") == a
     (folder / "t.toml").write_text(SPEC.replace("center = 50", "center = 40"))
     sketched("t.toml", "c")
-    line = fails(capsys, "distance", "a.sketch", "c.sketch")
+    line = fails("distance", "a.sketch", "c.sketch")
     assert "column 'age' center: 50.0 is not 40.0" in line
 
 
@@ -191,12 +190,12 @@ def test_sketches_by_one_spec_are_alike_and_say_so(folder, capsys, monkeypatch):
         ("a." * 40 + "b = 1", "a key of more than"),
     ],
 )
-def test_mistakes_in_a_spec_are_named(folder, capsys, change, message):
+def test_mistakes_in_a_spec_are_named(folder, fails, change, message):
     (folder / "w.toml").write_text(SPEC + change)
-    assert message in fails(capsys, "sketch", "a.csv", "--spec", "w.toml", "-o", "x.sketch")
+    assert message in fails("sketch", "a.csv", "--spec", "w.toml", "-o", "x.sketch")
 
 
-def test_the_column_that_differs_is_named(folder, capsys):
+def test_the_column_that_differs_is_named(folder, told, sketched):
     privacy = "epsilon = 4\ndelta = 1e-6\n"
     (folder / "p.toml").write_text(EXPLAIN.replace("rows = 60\nbits = 4\n", "") + privacy)
     for name in "abcd":
@@ -204,122 +203,91 @@ def test_the_column_that_differs_is_named(folder, capsys):
         sketched("p.toml", name, more=budget)
     assert json.loads((folder / "a.json").read_text())["spent"]["epsilon"] == 4
     profile = ["profile", "a.sketch", "b.sketch", "-o", "p.html"]
+    claim = "epsilon=4, delta=.*joint counts .*(laplace|gaussian) noise on 3 single"
     for command in (["inspect", "a.sketch"], profile):  # before: epsilon and Laplace only
-        capsys.readouterr()
-        assert run(*command) == 0
-        shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-        assert re.search(
-            "epsilon=4, delta=.*joint counts .*(laplace|gaussian) noise on 3 single", shown
-        ), shown
-    files = [f"{name}.sketch" for name in "abcd"]
-    assert run("explain", *files, "--format", "json") == 0
-    gaps = json.loads(capsys.readouterr().out)
+        assert re.search(claim, unwrapped(told(*command)))
+    gaps = told("explain", *(f"{name}.sketch" for name in "abcd"), "--format", "json")
     marked = {k: [g["column"] for g in of_site if g["marked"]] for k, of_site in gaps.items()}
     assert marked == {f"{name} against the rest": ["age"] * (name == "d") for name in "abcd"}
-    assert run("explain", "d.sketch", "a.sketch") == 0
-    assert re.search("d against a .*higher", capsys.readouterr().out)
-    assert run("explain", "b.sketch", "c.sketch") == 0
-    shown = capsys.readouterr().out
+    assert re.search("d against a .*higher", told("explain", "d.sketch", "a.sketch"))
+    shown = told("explain", "b.sketch", "c.sketch")
     assert "No column differs" in shown
     assert re.search(r"about [1-9]\d% of the records or more are marked", shown)
     (folder / "n.toml").write_text(EXPLAIN.replace("0.5", "0.01") + "epsilon = 0.8\n")
     sketched("n.toml", "b", "c", more=["--force"])
-    capsys.readouterr()
-    assert run("explain", "b.sketch", "c.sketch") == 0
-    shown = capsys.readouterr().out
+    shown = told("explain", "b.sketch", "c.sketch")
     assert "No column differs" not in shown
     assert "Cannot tell: of so few records, or under so much noise" in shown
 
 
-def test_without_constants_the_answer_is_cannot_tell(folder, capsys):
+def test_without_constants_the_answer_is_cannot_tell(folder, told):
     for name in "ad":
         options = ["--columns", "age", "--null-values=-9", "--set=explain=0.5", "--nulls", "drop"]
-        assert run("sketch", f"{name}.csv", "-o", f"{name}.sketch", *options) == 0
-        assert "one bucket" in capsys.readouterr().err
-    assert run("explain", "a.sketch", "d.sketch") == 0
-    assert "Cannot tell whether age differs" in capsys.readouterr().out
+        assert "one bucket" in told("sketch", f"{name}.csv", "-o", f"{name}.sketch", *options)
+    assert "Cannot tell whether age differs" in told("explain", "a.sketch", "d.sketch")
 
 
-def test_without_constants_it_is_said_what_cannot_show(folder, capsys):
-    """One site's b is twice the others': beside a, 1,000 times as large, that does not show."""
-    rng = np.random.default_rng(0)
-    for name in "abcdef":
-        rows = rng.normal(size=(300, 2)) * (1000, 2 if name == "f" else 1)
-        np.savetxt(folder / f"{name}.csv", rows, "%.3f", ",", header="a,b", comments="")
-        assert run("sketch", f"{name}.csv", "-o", f"{name}.sketch") == 0
-        assert "a varies more than 100 times as much" in capsys.readouterr().err
-    assert run("profile", *(f"{name}.sketch" for name in "abcdef"), "-o", "p.html") == 0
-    assert "The columns have neither center nor scale" in capsys.readouterr().out
-
-
-def test_sketches_that_cannot_tell_anything_apart_warn(folder, capsys):
+def test_sketches_that_cannot_tell_anything_apart_warn(folder, told):
     def said(*options):
-        assert run("sketch", "two.csv", "-o", "two", "--force", *options) == 0
-        return capsys.readouterr().err
+        return told("sketch", "two.csv", "-o", "two", "--force", *options)
 
     lines = "".join(f"{1000 + i % 7},{1000 + i % 5},{i % 9 / 1e3}\n" for i in range(50))
     (folder / "two.csv").write_text("a,b,c\n" + lines)
     assert re.search("one bucket.*center=.*pstable", said("--columns", "a,b"))
     assert "one bucket" not in said("--columns", "a,b", "--set=center=1003")
-    assert "vary by less than 0.2 scales, so what differs there hardly counts" in said()
-    assert (
-        "a varies more than 100 times as much, so these columns hardly count beside it: c" in said()
-    )
+    shown = said()
+    assert "vary by less than 0.2 scales, so what differs there hardly counts" in shown
+    assert "a varies more than 100 times as much, so these columns hardly count" in shown
     (folder / "two").unlink()
-    assert "1000, 1001, 1002, 1003, 1004: most records" in said("--columns", "a", "--by", "b")
+    assert "1000, 1001, 1002, 1003, 1004: most records" in said("--columns", "a,c", "--by", "b")
+    profile = unwrapped(told("profile", "two", "-o", "p.html", "--cohort-size", 0))
+    assert "Nearly all records fall into one bucket" in profile
+    assert "The columns have neither center nor scale" in profile
 
 
-def test_copied_data_are_named_and_copies_are_no_evidence(folder, capsys):
+def test_copied_data_are_named_and_copies_are_no_evidence(folder, told, sketched):
     """Rows that were there three times made chance three times surer: two columns were marked."""
     header, *rows = (folder / "a.csv").read_text().splitlines()
     (folder / "twin.csv").write_text("\n".join([header, *sorted(rows)]))
     site(folder / "few.csv", 9, n=40)
     few = (folder / "few.csv").read_text().splitlines()
     (folder / "often.csv").write_text("\n".join([header, *few[1:] * 30]))
-    files = sketched("e.toml", "a", "twin", "b", "c")
-    assert "times" not in capsys.readouterr().err
-    files += sketched("e.toml", "often")
-    assert "30 times" in capsys.readouterr().err
+    files, shown = sketched("e.toml", "a", "twin", "b", "c")
+    assert "times" not in shown
+    often, shown = sketched("e.toml", "often")
+    assert "30 times" in shown
     for command in (["explain"], ["distance"], ["profile", "-o", "p.html"]):
-        assert run(*command, *files) == 0
-        shown = capsys.readouterr()
-        told = shown.out if command[0] == "profile" else shown.err
-        assert "The sketches of a, twin are equal" in told
-        assert "record of often seems to be there 30 times" in told
-        assert command != ["explain"] or "No column differs" in shown.out
-    assert run("spec", "check", "often.csv", "--spec", "e.toml") == 0
-    assert "1,160 of 1,200 equal an earlier one" in capsys.readouterr().out
+        shown = unwrapped(told(*command, *files, *often))
+        assert "The sketches of a, twin are equal" in shown
+        assert "record of often seems to be there 30 times" in shown
+        assert command != ["explain"] or "No column differs" in shown
+    shown = told("spec", "check", "often.csv", "--spec", "e.toml")
+    assert "1,160 of 1,200 equal an earlier one" in shown
     (folder / "flag.csv").write_text("flag\n" + "0\n" * 200 + "1\n" * 100)
-    assert run("sketch", "flag.csv", "-o", "flag.sketch", "--set=center=0.5") == 0
-    assert "times" not in capsys.readouterr().err  # two values: all counts are 100 or 200
+    shown = told("sketch", "flag.csv", "-o", "flag.sketch", "--set=center=0.5")
+    assert "times" not in shown  # two values: all counts are 100 or 200
 
 
-def test_a_tiny_site_is_left_out_by_name_and_the_others_are_explained(folder, capsys):
+def test_a_tiny_site_is_left_out_by_name_and_the_others_are_explained(folder, told, sketched):
     (folder / "tiny.csv").write_text("age,sex,visit\n50,f,2020-01-01\n51,m,2020-01-02\n")
-    files = sketched("e.toml", "a", "b", "c", "d", "tiny")
-    capsys.readouterr()
-    assert run("explain", *files, "--format", "json") == 0
-    shown = capsys.readouterr()
-    assert "left out: tiny" in shown.err
-    found = json.loads(shown.out)
-    assert list(found) == [f"{name} against the rest" for name in "abcd"]
-    assert [g["column"] for g in found["d against the rest"] if g["marked"]] == ["age"]
-    assert run("distance", "a.sketch", "tiny.sketch", "--format", "json") == 0
-    shown = capsys.readouterr()
-    assert "have no distance: tiny" in shown.err  # "0.0000" was an all-clear
-    assert json.loads(shown.out)["distances"][0] == [0.0, None]
+    files, _ = sketched("e.toml", "a", "b", "c", "d", "tiny")
+    assert "left out: tiny" in told("explain", *files)
+    gaps = told("explain", *files, "--format", "json")
+    assert list(gaps) == [f"{name} against the rest" for name in "abcd"]
+    distance = ["distance", "a.sketch", "tiny.sketch"]
+    assert "have no distance: tiny" in told(*distance)  # "0.0000" was an all-clear
+    assert told(*distance, "--format", "json")["distances"][0] == [0.0, None]
 
 
-def test_centers_and_scales_can_be_estimated_privately(folder, capsys, monkeypatch):
+def test_centers_and_scales_can_be_estimated_privately(folder, told, fails, monkeypatch):
     site(folder / "big.csv", 5, n=4000)
     paid = ["spec", "init", "big.csv", "-o", "new.toml", "--null-values", "-9"]
     paid += ["--bounds", "age=0:120", "--epsilon", 0.5, "--budget", "b.json"]
     paid += ["--budget-epsilon", 0.8]
     with monkeypatch.context() as patch:  # the spec cannot be written: what was paid for is kept
         patch.setattr("fedcohort.storage.write_atomically", _disk_full)
-        assert "No space left" in fails(capsys, *paid)
-    assert run(*paid) == 0
-    assert "epsilon=0.5 for adding or removing one record" in capsys.readouterr().out
+        assert "No space left" in fails(*paid)
+    assert "epsilon=0.5 for adding or removing one record" in told(*paid)
     spec = tomllib.loads((folder / "new.toml").read_text())
     assert spec["missing"]["null_values"] == ["-9"]
     age = spec["columns"]["age"]
@@ -327,7 +295,7 @@ def test_centers_and_scales_can_be_estimated_privately(folder, capsys, monkeypat
     assert age["scale"] == pytest.approx(10, rel=0.2)
     account = json.loads((folder / "b.json").read_text())["spent"]
     assert (account["epsilon"], account["releases"]) == (0.5, 1)
-    assert "epsilon=0.5 of 0.8 is spent" in fails(capsys, *paid, "--force")
+    assert "epsilon=0.5 of 0.8 is spent" in fails(*paid, "--force")
 
 
 def _disk_full(*_):
@@ -335,11 +303,11 @@ def _disk_full(*_):
 
 
 @pytest.mark.parametrize("values", [12, 13])
-def test_with_epsilon_a_proposal_does_not_depend_on_other_columns(folder, values):
+def test_with_epsilon_a_proposal_does_not_depend_on_other_columns(folder, told, values):
     """12 or 13 different values made a column a category or a number."""
     (folder / "x.csv").write_text("u,v\n" + "".join(f"{i},{i % values}\n" for i in range(99)))
     options = ["--bounds", "u=0:100", "--epsilon", 1, "-o", "new.toml"]
-    assert run("spec", "init", "x.csv", *options) == 0
+    told("spec", "init", "x.csv", *options)
     text = (folder / "new.toml").read_text()
     assert kinds(text) == {"u": "number"}
     assert '# [columns."v"]   # TODO: its kind' in text
@@ -357,6 +325,6 @@ def test_with_epsilon_a_proposal_does_not_depend_on_other_columns(folder, values
         (["--bounds", "age=0:120", "--epsilon", 99], "must be from 0.00001 to 8"),
     ],
 )
-def test_mistakes_in_an_estimation_are_named(folder, capsys, options, message):
-    assert message in fails(capsys, "spec", "init", "a.csv", "-o", "new.toml", *options)
+def test_mistakes_in_an_estimation_are_named(folder, fails, options, message):
+    assert message in fails("spec", "init", "a.csv", "-o", "new.toml", *options)
     assert not (folder / "new.toml").exists()

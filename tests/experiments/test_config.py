@@ -4,7 +4,8 @@ import pytest
 
 from fedcohort.datasets import DATASETS
 from fedcohort.exceptions import ConfigError
-from fedcohort.experiments.config import dump, papers, parse, read
+from fedcohort.experiments.compare import read
+from fedcohort.experiments.config import dump, papers, parse
 from fedcohort.experiments.run import check
 from fedcohort.partition import PARTITIONS
 from fedcohort.simulate import MODELS

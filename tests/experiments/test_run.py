@@ -11,8 +11,8 @@ import pytest
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments import results
 from fedcohort.experiments import run as running
-from fedcohort.experiments.compare import DEFAULT_SETTING, compare
-from fedcohort.experiments.config import Experiment, NamedConfig, parse, read
+from fedcohort.experiments.compare import DEFAULT_SETTING, compare, read
+from fedcohort.experiments.config import Experiment, NamedConfig, parse
 from fedcohort.experiments.results import read_histories
 from fedcohort.experiments.run import check, run
 from fedcohort.simulate.clock import Pace

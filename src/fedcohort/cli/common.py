@@ -7,9 +7,8 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -31,6 +30,7 @@ def argument(help: str, **more: Any) -> Any:
     return typer.Argument(help=help, **more)
 
 
+Format = Literal["table", "json"]
 RayOption = Annotated[
     str | None,
     option(
@@ -49,13 +49,6 @@ ImportOption = Annotated[
         metavar="FILE.py",
     ),
 ]
-
-
-class Format(StrEnum):
-    """How results are printed."""
-
-    table = "table"
-    json = "json"
 
 
 ForceOption = Annotated[
@@ -139,7 +132,7 @@ def show(
     """
     from fedcohort.report.tables import Cells, fit_table
 
-    if format is Format.json:
+    if format == "json":
         typer.echo(json.dumps(plain_values(value), indent=2))
     elif isinstance(shown, Mapping):
         _show_facts(shown, plain(title))

@@ -79,7 +79,7 @@ def run_command(
     imports: ImportOption = None,
     set_: SetOption = None,
     ray: RayOption = None,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Run an experiment, or a sweep; every round is on disk as soon as it is over.
 
@@ -92,9 +92,7 @@ def run_command(
     from fedcohort.experiments.compare import read
 
     given = overrides({"rounds": rounds, "seeds": seeds}, set_)
-    if imports:
-        given["imports"] = import_all(imports)
-    experiment = read(config, given)
+    experiment = read(config, given, imports=import_all(imports))
     folder = out or Path("runs") / config.stem.removeprefix("paper:")
     if isinstance(experiment, list):
         _run_several(experiment, folder, resume, ray, format)
@@ -134,7 +132,7 @@ def compare(
     imports: ImportOption = None,
     set_: SetOption = None,
     ray: RayOption = None,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Compare selection policies on one setting, by default on label-skewed digits.
 
@@ -144,10 +142,9 @@ def compare(
 
     Example: `fedcohort compare --import my_policy.py --policies uniform,my-policy`
     """
-    from fedcohort.experiments.compare import DEFAULT_SETTING, settings_of
-    from fedcohort.experiments.config import read
+    from fedcohort.experiments.compare import DEFAULT_SETTING, read, settings_of
 
-    given: dict[str, Any] = {
+    given = {
         "data.dataset": dataset,
         "data.partition": partition,
         "data.clients": clients,
@@ -158,24 +155,13 @@ def compare(
         "target": target,
         "gate": gate,
     }
-    setting = DEFAULT_SETTING if config is None else read(config)
-    given["imports"] = [*setting.imports, *import_all(imports)]
-    settings = settings_of(_changed(setting, overrides(given, set_)), _policies(policies))
-    _run_several(settings, out, resume, ray, format)
-    if format is Format.table:
+    imported, default = import_all(imports), DEFAULT_SETTING
+    setting = read(config, overrides(given, set_), imports=imported, default=default)
+    if isinstance(setting, list):
+        raise ConfigError(f"{config} is a sweep: `fedcohort run {config}` runs it")
+    _run_several(settings_of(setting, _policies(policies)), out, resume, ray, format)
+    if format == "table":
         typer.echo(f"Rounds are in {out}; `fedcohort report {out}` makes a page of them")
-
-
-def _changed(setting: Experiment, given: Mapping[str, Any]) -> Experiment:
-    """Return a setting with the given keys on top."""
-    from fedcohort.experiments.config import dump, parse, put
-
-    values = dump(setting)
-    if "data.partition" in given:
-        values["data"]["options"] = {}  # those of another partition
-    for key, value in given.items():
-        put(values, key, value)
-    return parse(values)
 
 
 def _policies(text: str) -> list[NamedConfig]:
@@ -212,17 +198,16 @@ config_app = typer.Typer(help="Show a configuration, or start one.", no_args_is_
 def config_show(
     config: Annotated[Path | None, argument("A TOML file or paper:NAME [all defaults].")] = None,
     set_: SetOption = None,
-    format: Annotated[Format, option("Print TOML or JSON.", "--format")] = Format.table,
+    format: Annotated[Format, option("Print TOML or JSON.", "--format")] = "table",
 ) -> None:
     """Print a configuration with every default filled in.
 
     Example: `fedcohort config show paper:fedcor-2spc`
     """
     from fedcohort.experiments.compare import read
-    from fedcohort.experiments.config import Experiment, dump, to_toml
+    from fedcohort.experiments.config import dump, to_toml
 
-    given = overrides({}, set_)
-    experiment = _changed(Experiment(), given) if config is None else read(config, given)
+    experiment = read(config, overrides({}, set_))
     if isinstance(experiment, list):
         raise ConfigError(f"{config} is a sweep: remove its [sweep] table")
     show(format, dump(experiment), to_toml(experiment).splitlines())
@@ -231,7 +216,7 @@ def config_show(
 @config_app.command("init")
 def config_init(
     file: Annotated[Path | None, argument("The file to write [standard output].")] = None,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Write a TOML file with every key, its default and what it means.
 
@@ -260,7 +245,7 @@ def _group() -> None:
 @data_app.command("list")
 def data_list(
     root: Annotated[str | None, option("Folder to look in.")] = None,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """List the known data sets, check their files and say where they were looked for.
 

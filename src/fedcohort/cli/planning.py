@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from fedcohort.cli.common import (
     ForceOption,
-    Format,
     FormatOption,
     ImportOption,
     import_all,
@@ -40,7 +39,7 @@ def profile(
         option("Folder of earlier sketches of these clients: say what has changed since."),
     ] = None,
     force: ForceOption = False,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Show how different the clients are: what to look at, distances, outliers, clusters.
 
@@ -116,7 +115,7 @@ def plan(
         Path | None,
         option("CSV with the columns client and seconds: how long each takes for a round."),
     ] = None,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Estimate, before any training, what choosing cohorts by sketches is worth.
 
@@ -143,7 +142,7 @@ def plan(
         durations=None if durations is None else Durations.read(durations).per_round,
     )
     show(format, expected, worth_cells(expected), "Worth of a cohort")
-    if format is Format.table:
+    if format == "table":
         show(format, None, expected.lines())
 
 
@@ -152,7 +151,7 @@ def policies(
     cohort_size: Annotated[int, option("Clients per round.", min=1)] = 10,
     parameters: Annotated[int, option("Numbers in the model.", min=1)] = 52_500,
     imports: ImportOption = None,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """List the selection policies, the signals they need and the bytes those cost.
 

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -49,7 +49,7 @@ def add(
     ] = None,
     metadata: Annotated[str, option("A JSON object.")] = "{}",
     replace: Annotated[bool, option("Replace a known client.", "--replace")] = False,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Register a client, or a folder of clients; the registry is made if it does not exist.
 
@@ -60,10 +60,14 @@ def add(
     `fedcohort registry add warm/ clients/`
     """
     from fedcohort.files.sketching import load_sketch
+    from fedcohort.options import parse_value
     from fedcohort.personalize import Registry
     from fedcohort.personalize.registry import FILE
 
-    loaded, facts = None if sketch is None else load_sketch(sketch), _object(metadata)
+    facts = parse_value(metadata)
+    if not isinstance(facts, dict):
+        raise ConfigError(f"--metadata {metadata!r} is not a JSON object")
+    loaded = None if sketch is None else load_sketch(sketch)
     opened = Registry if (folder / FILE).exists() else Registry.create
     with opened(folder) as registry:
         if loaded is None:
@@ -88,7 +92,7 @@ def _add_folder(registry: Registry, source: Path, replace: bool, format: Format)
 def export(
     folder: Folder,
     out: Annotated[Path, argument("A new or empty folder.")],
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Write all clients' sketches and models as files, with a list of them.
 
@@ -105,7 +109,7 @@ def export(
 def global_(
     folder: Folder,
     model: Annotated[Path, option("Safetensors file; it is copied.")],
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Keep the global model, for newcomers that are far from every client.
 
@@ -117,7 +121,7 @@ def global_(
 
 
 @app.command("list")
-def list_(folder: Folder, format: FormatOption = Format.table) -> None:
+def list_(folder: Folder, format: FormatOption = "table") -> None:
     """List the registered clients.
 
     Example: `fedcohort registry list warm/`
@@ -139,7 +143,7 @@ def list_(folder: Folder, format: FormatOption = Format.table) -> None:
 
 
 @app.command("check")
-def check(folder: Folder, format: FormatOption = Format.table) -> None:
+def check(folder: Folder, format: FormatOption = "table") -> None:
     """Check every model against its hash and every sketch; exit with 1 if something is wrong.
 
     Example: `fedcohort registry check warm/`
@@ -159,7 +163,7 @@ def check(folder: Folder, format: FormatOption = Format.table) -> None:
 def remove(
     folder: Folder,
     client: Annotated[str, argument("The client's id.")],
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Remove a client, and its model unless another client has the same.
 
@@ -186,23 +190,25 @@ def nearest(
         str, option("Beyond it no client is near enough: a number, 'auto' or 'none'.")
     ] = "auto",
     out: Annotated[Path | None, option("Write the advised model there.")] = None,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Print from which model a client with unlabeled data should start.
 
     Example: `fedcohort nearest new.sketch --registry warm/ --k 5 --format json`
     """
     from fedcohort.files.sketching import load_sketch
+    from fedcohort.options import parse_value, typed
     from fedcohort.personalize import ColdStart
     from fedcohort.personalize.models import pack
 
+    limit = typed(Literal["auto"] | float | None, parse_value(max_distance), "--max-distance")
     with _open(registry) as warm:
-        start = ColdStart(warm, max_distance=_limit(max_distance))
+        start = ColdStart(warm, max_distance=limit)
         advice = start.advise(load_sketch(sketch), strategy, k)
         if out is not None:
             write_file(out, pack(start.model(advice)))
         _show_advice(warm, advice, format)
-    if out is not None and format is not Format.json:
+    if out is not None and format != "json":
         typer.echo(f"wrote {out}")
 
 
@@ -223,7 +229,7 @@ def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
     ]
     value = {**asdict(advice), "near": advice.near, "neighbors": rows}
     show(format, value, cells(pairs, columns), "Nearest clients")
-    if format is Format.json:
+    if format == "json":
         return
     limit = f", limit {advice.max_distance:.4g}" if advice.max_distance < math.inf else ""
     far = f"distance {advice.distance:.4g}{limit}"
@@ -238,22 +244,3 @@ def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
 def _model(entry: Entry) -> str:
     """Return the hash of a stored model, shortened, or the reference to one elsewhere."""
     return entry.model[:12] if entry.model is not None else entry.reference or ""
-
-
-def _limit(text: str) -> float | Literal["auto"] | None:
-    if text in ("auto", "none"):
-        return "auto" if text == "auto" else None
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"--max-distance {text!r} is not a number, 'auto' or 'none'") from None
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--metadata {text!r} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"--metadata {text!r} is not a JSON object")
-    return value

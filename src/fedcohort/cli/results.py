@@ -44,7 +44,7 @@ def show_results(results: Results, folders: Sequence[Path], format: Format) -> N
     show(format, {"folder": names, "runs": [row.as_dict() for row in rows]}, cells, title)
 
 
-def show_command(runs: RunFolders, format: FormatOption = Format.table) -> None:
+def show_command(runs: RunFolders, format: FormatOption = "table") -> None:
     """Show the results in a folder, finished or not.
 
     Swept settings are columns. A table that is too wide becomes one block of lines per run, so
@@ -60,7 +60,7 @@ def show_command(runs: RunFolders, format: FormatOption = Format.table) -> None:
 def rank(
     run: Annotated[Path, argument("Folder of a run with the policy fedacs.")],
     seed: Annotated[int, option("Which of the run's seeds, from 1.", min=1)] = 1,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Rank clients by how far their data are from the average, with 95% intervals.
 

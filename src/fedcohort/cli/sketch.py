@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from fedcohort.cli.common import (
     warn,
 )
 from fedcohort.exceptions import ConfigError
-from fedcohort.progress import rich_bars
+from fedcohort.progress import PATIENCE, Progress
 
 if TYPE_CHECKING:
     from fedcohort.files.sketching import OnRows, Publisher
@@ -104,7 +103,7 @@ def command(
     budget_delta: BudgetDeltaOption = 0.0,
     force: ForceOption = False,
     ray: RayOption = None,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Sketch a data set of any size in one pass, or each client of a table.
 
@@ -155,7 +154,8 @@ def command(
             raise ConfigError("--ray: people are counted in one pass over all rows, without --ray")
         want = replace(want, columns=source.columns or want.columns)
     problems: dict[str, list[str]] = {}
-    with on_cluster(ray), _watching(path.name, source.rows) as on_rows:
+    with on_cluster(ray), Progress(patience=PATIENCE) as progress:
+        on_rows = _row_counter(progress, path.name[:18], source.rows)
         if ray is None:
             each = sketch_clients(source, empty, on_rows)
         else:
@@ -249,22 +249,13 @@ def _report(
     show(format, value, facts, f"{len(written)} sketches in {out}" if out.is_dir() else str(out))
 
 
-@contextmanager
-def _watching(name: str, rows: int | None) -> Iterator[OnRows]:
-    """Show on standard error how many rows were read; a further pass starts again."""
-    bar = rich_bars()
-    task = bar.add_task(name[:18], total=rows, note="rows")
+def _row_counter(progress: Progress, name: str, rows: int | None) -> OnRows:
+    """Return what shows how many rows were read; a further pass starts again."""
+    done = 0
 
     def on_rows(count: int) -> None:
-        bar.start()
-        done = bar.tasks[task].completed + count
-        bar.update(task, completed=count if rows is not None and done > rows else done)
+        nonlocal done
+        done = count if rows is not None and done + count > rows else done + count
+        progress(name, done, rows, "rows")
 
-    try:
-        yield on_rows
-    except BaseException:
-        bar.live.transient = True  # the only thing to read is what went wrong
-        bar.live.stop()
-        raise
-    bar.update(task, total=bar.tasks[task].completed)
-    bar.stop()
+    return on_rows

@@ -42,7 +42,7 @@ def distance(
         ),
     ] = "frobenius",
     errors: Annotated[bool, option("With standard errors (frobenius, mmd).", "--errors")] = False,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Print the distance between every two sketches, less what is only sample size and noise.
 
@@ -72,7 +72,7 @@ def distance(
         cells = [[f"{c} ± {e:.4f}" for c, e in zip(*rows, strict=True)] for rows in pairs]
     for i, j in np.argwhere((few[:, None] | few) & ~np.eye(len(few), dtype=bool)):
         matrix[i, j], cells[i][j] = math.nan, "-"
-    if format is Format.table:
+    if format == "table":
         _show_matrix(names, cells, kind)
         return
     head = {"kind": kind, "clients": names, "n": [s.n for s in loaded]}
@@ -81,7 +81,7 @@ def distance(
 
 def inspect(
     sketch: Annotated[Path, argument("Sketch file.")],
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Print what a sketch file says about itself: hash, preparation, records, privacy.
 
@@ -106,7 +106,7 @@ def merge(
     sketches: Sketches,
     out: Annotated[Path, option("Sketch file of all data together.", "--out", "-o")],
     force: ForceOption = False,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Add up sketches: the result is the sketch of all their data together.
 
@@ -137,7 +137,7 @@ def explain(
     all_columns: Annotated[
         bool, option("Show all columns, not only those beyond chance.", "--all")
     ] = False,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Say which columns differ: two sites from each other, or each of several from all others.
 
@@ -156,7 +156,7 @@ def explain(
     others = "the rest" if len(kept) > 2 else kept[1]
     compared = [f"{name} against {others}" for name in (kept if len(kept) > 2 else kept[:1])]
     gaps = dict(zip(compared, column_gaps(usable), strict=False))
-    if format is Format.table:
+    if format == "table":
         _show_gaps(gaps, all_columns, visible_shares(usable))
     else:
         show(format, gaps, ())
@@ -182,7 +182,7 @@ def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool, sha
         Column("what", what, number=False, wraps=True),
     ]
     if shown:
-        show(Format.table, None, cells(shown, columns), "Columns that differ")
+        show("table", None, cells(shown, columns), "Columns that differ")
     lines = [f"Cannot tell whether {column} differs: {why}." for column, why in unknown.items()]
     if shares.min() == 1:
         lines += ["Cannot tell: of so few records, or under so much noise, no difference shows."]
@@ -191,7 +191,7 @@ def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool, sha
         share = least if least == most else f"{least} to {most} (by site)"
         lines += [] if shown or unknown else ["No column differs by more than chance explains."]
         lines.append(f"Differences in about {share} of the records or more are marked.")
-    show(Format.table, None, lines)
+    show("table", None, lines)
 
 
 def _named(

@@ -10,7 +10,6 @@ import typer
 
 from fedcohort.cli.common import (
     ForceOption,
-    Format,
     FormatOption,
     argument,
     option,
@@ -107,7 +106,7 @@ def check(
     site: SiteOption = None,
     csv: CsvOption = None,
     table: TableOption = None,
-    format: FormatOption = Format.table,
+    format: FormatOption = "table",
 ) -> None:
     """Tell a site what does not fit the spec, before anything leaves.
 

@@ -14,6 +14,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,11 +134,32 @@ def labels(policies: Sequence[NamedConfig]) -> list[str]:
 
 
 def read(
-    path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str] | None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    imports: Sequence[str] = (),
+    default: Experiment | None = None,
 ) -> Experiment | list[Setting]:
-    """Read the experiment of a TOML file, or the settings of its ``[sweep]`` table."""
-    values = config.read_values(path, overrides)
-    with config.naming(path):
+    """Read the experiment of a TOML file or ``paper:NAME``, or the settings of its ``[sweep]``.
+
+    Parameters
+    ----------
+    path : path or None
+        None for the `default`, an experiment.
+    overrides : mapping, optional
+        Dotted keys and values that take the place of the file's.
+    imports : sequence of str
+        Python files to run as well.
+    """
+    values = config.dump(default or Experiment()) if path is None else config.read_values(path)
+    if imports:
+        values["imports"] = [*values.get("imports", ()), *imports]
+    changes = dict(overrides or {})
+    if "data.partition" in changes:  # it does not inherit the options of another one
+        config.put(values, "data.options", {})
+    for key, value in changes.items():
+        config.put(values, key, value)
+    with nullcontext() if path is None else config.naming(path):
         return expand(values) if "sweep" in values else config.parse(values)
 
 

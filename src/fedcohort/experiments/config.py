@@ -202,25 +202,12 @@ def papers() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def read(path: str | os.PathLike[str]) -> Experiment:
-    """Read an experiment from a TOML file, or ``paper:NAME`` from the package."""
-    with naming(path):
-        return parse(read_values(path))
-
-
-def read_values(
-    path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Read the tables of a TOML file; names of Python files become absolute.
-
-    `overrides` are dotted keys and values that take the place of the file's.
-    """
+def read_values(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a TOML file or ``paper:NAME``; names of Python files become absolute."""
     name = os.fspath(path)
     if name.startswith("paper:"):
         path = lookup("paper setting", name[6:], papers())
     values: dict[str, Any] = _absolute(read_toml(path), Path(path).resolve().parent)
-    for key, value in (overrides or {}).items():
-        put(values, key, value)
     return values
 
 
