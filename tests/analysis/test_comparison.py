@@ -11,7 +11,7 @@ from scipy import stats
 
 from fedcohort.analysis.comparison import comparison, curve, paired_interval
 from fedcohort.experiments.config import parse
-from fedcohort.experiments.results import Members, Results, Run, Summary
+from fedcohort.experiments.results import Members, Results, Run, summarize
 from fedcohort.report.content import Content
 from fedcohort.report.tables import comparison_cells, fit_table
 from fedcohort.rounds import History, RoundRecord
@@ -43,50 +43,45 @@ def test_an_interval_is_that_of_the_t_test_with_bonferronis_correction(compariso
     assert paired_interval([0.5], comparisons) is None
 
 
-def run(policy, accuracies, reached, seconds=1.0):
-    """A run given by the accuracies of each seed's rounds, and when each reached the target."""
-    histories, summaries = [], []
-    for seed, (values, rounds) in enumerate(zip(accuracies, reached, strict=True)):
+MEMBERS = Members(["a"], np.ones((1, 2), int))
+
+
+def run(policy, accuracies, seconds=1.0):
+    """A run given by the accuracies of each seed's rounds; the target is 0.8."""
+    histories = []
+    for seed, values in enumerate(accuracies):
+        times = [(seconds, (i + 1) * seconds) for i in range(len(values))]
         records = [
-            RoundRecord(
-                seed, i + 1, v, None, ("a",), ("a",), 1000, 2000, seconds, (i + 1) * seconds
-            )
+            RoundRecord(seed, i + 1, v, None, ("a",), ("a",), 1000, 2000, *times[i])
             for i, v in enumerate(values)
         ]
         histories.append(History(seed, records))
-        last, n = [v for v in values if v is not None][-1], len(values)
-        time = rounds and rounds * seconds
-        sent = 1000 * n, 2000 * n
-        summaries.append(
-            Summary(seed, n, last, 0.0, last, last, last, rounds, time, 0.5, 0.9, *sent, 0.0, 100.0,
-                    100.0)
-        )  # fmt: skip
-    members = [Members(["a"], np.zeros((1, 0), int))] * len(histories)
+    summaries = [summarize(h, *MEMBERS, 0.8, 1000) for h in histories]
     experiment = parse({"target": 0.8, "policy": policy})
-    return Run(policy, summaries, histories, experiment, None, members)
+    return Run(policy, summaries, histories, experiment, None, [MEMBERS] * len(histories))
 
 
 def test_rows_are_means_over_seeds_and_say_what_is_missing():
-    (row,) = comparison([run("oort", [[0.1, 0.4], [0.2, 0.6]], [2, None])])
-    assert row.accuracy.mean == pytest.approx(0.5)
-    assert row.accuracy.std == pytest.approx(np.std([0.4, 0.6], ddof=1))
+    (row,) = comparison([run("oort", [[0.1, 0.9], [0.2, 0.6]])])
+    assert row.accuracy.mean == pytest.approx(0.75)
+    assert row.accuracy.std == pytest.approx(np.std([0.9, 0.6], ddof=1))
     rounds = row.means["rounds_to_target"]
     assert rounds.mean == 2 and np.isnan(rounds.std) and rounds.missing == 1
     assert row.as_dict()["bytes_down"].mean == 4000
 
 
 def test_changes_and_gains_are_paired_seed_by_seed():
-    plain = run("uniform", [[0.5], [0.8], [0.7]], [None] * 3)
-    base, row = comparison([plain, run("oort", [[0.6], [0.6]], [None, None])])
+    plain = run("uniform", [[0.5], [0.8], [0.7]])
+    base, row = comparison([plain, run("oort", [[0.6], [0.6]])])
     assert base.accuracy_change.mean == 0 and base.gain is None
     assert row.accuracy_change.mean == pytest.approx((20 - 25) / 2)
     assert row.gain == pytest.approx(paired_interval([0.1, -0.2]))
-    (alone,) = comparison([run("oort", [[0.6]], [None])])
+    (alone,) = comparison([run("oort", [[0.6]])])
     assert alone.accuracy_change is None and alone.gain is None
 
 
 def test_curves_skip_rounds_without_evaluation():
-    line = curve(run("oort", [[None, 0.4], [None, 0.6]], [None, None]))
+    line = curve(run("oort", [[None, 0.4], [None, 0.6]]))
     assert line.rounds == [2] and line.mean == [0.5] and line.seconds == [2.0]
     assert line.low[0] == pytest.approx(0.5 - np.std([0.4, 0.6], ddof=1))
     assert line.megabytes == [pytest.approx(0.006)]
@@ -100,25 +95,22 @@ def printed(runs, width=120):
 
 
 def test_the_table_fits_its_terminal():
-    runs = [run("oort", [[0.5, 0.9]], [2]), run("uniform", [[0.1, 0.2]], [None])]
+    runs = [run("oort", [[0.5, 0.9]]), run("uniform", [[0.1, 0.2]])]
     for width in (80, 120):
         text = printed(runs, width)
         assert "90.0" in text and "20.0" in text and "not reached" in text and "±" not in text
         assert ("accuracy by round" in text) == (width == 120)
         assert max(map(len, text.splitlines())) <= width
-    assert "85.0 ± 7.1" in printed([run("oort", [[0.5, 0.9], [0.5, 0.8]], [2, 2])])
+    assert "85.0 ± 7.1" in printed([run("oort", [[0.5, 0.9], [0.5, 0.8]])])
+    text = printed([runs[0], run("uniform", [])])  # before its first round
+    assert "uniform" in text and "not reached" not in text and "change" not in text
 
 
 def test_seconds_to_the_target_and_time_come_first_where_rounds_differ_in_time():
-    runs = [run("oort", [[0.5, 0.9]], [2]), run("uniform", [[0.1, 0.2]], [None])]
+    runs = [run("oort", [[0.5, 0.9]]), run("uniform", [[0.1, 0.2]])]
     assert "seconds to 80%" not in printed(runs)
     assert Content(Results(runs)).axes[0] == "rounds"
-    runs[0] = run("oort", [[0.5, 0.9]], [2], seconds=3.5)
+    runs[0] = run("oort", [[0.5, 0.9]], seconds=3.5)
     text = printed(runs)
     assert "seconds to 80%" in text and "7.0" in text
     assert Content(Results(runs)).axes[0] == "seconds"
-
-
-def test_a_run_before_its_first_round_has_an_empty_row():
-    text = printed([run("oort", [[0.5, 0.9]], [2]), run("uniform", [], [])])
-    assert "uniform" in text and "not reached" not in text and "change" not in text

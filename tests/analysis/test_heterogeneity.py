@@ -239,19 +239,6 @@ def test_outliers_do_not_make_the_others_look_far():
     assert found.clients[15].distance == pytest.approx(np.sqrt(far), rel=0.02)
 
 
-def test_equal_sketches_and_repeated_records_are_flagged():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(50, 8))
-    made = sketches([0] * 5, 50)
-    for records in (x, rng.permutation(x), np.tile(x, (3, 1))):
-        made.append(EMPTY.empty_like())
-        made[-1].add(records)
-    copies, tripled = sorted(profile(made).warnings, key=lambda text: "times" in text)
-    assert "site-5, site-6 are equal" in copies
-    assert "site-7" in tripled and "3 times" in tripled
-    assert profile(made[:6]).warnings == []
-
-
 def test_changes_since_earlier_sketches():
     """Fresh samples of the same law have not changed, in 10 federations; a moved client has."""
     for seed in range(10):

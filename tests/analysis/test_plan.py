@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
 from itertools import combinations
 
@@ -12,7 +11,6 @@ import pytest
 import fedcohort
 from fedcohort.analysis import plan as planning
 from fedcohort.analysis.plan import BetweenClients, GainFit, Half, Trial, plan, shipped_fit
-from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError
 from fedcohort.signals.forms import sketch_dtype
 from fedcohort.sketch import distances
@@ -144,28 +142,23 @@ def test_mistakes_are_named(call, match: str) -> None:
         plan(federation(40), **call)
 
 
-def test_the_command(tmp_path, capsys) -> None:
+def test_the_command(tmp_path, told, fails) -> None:
     rng = np.random.default_rng(0)
     for i in range(12):
         sketch = RaceSketch.srp(dim=3, rows=10, bits=3)
         sketch.add(3 * np.eye(3)[i % 3] + rng.standard_normal((200, 3)))
         sketch.save(tmp_path / f"c{i:02d}.sketch")
-    assert invoke(["plan", str(tmp_path), "-k", "3", "--present", "4", "--format", "json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["clients"] == 12
-    assert {w["policy"] for w in told["worths"]} == {"sketch-match", "sketch-match:turns=1"}
-    assert invoke(["plan", str(tmp_path), "-k", "3"]) == 0
-    assert "random" in capsys.readouterr().out
-    assert invoke(["plan", str(tmp_path), "-k", "three"]) == 2
-    assert "write whole numbers" in capsys.readouterr().err
+    expected = told("plan", tmp_path, "-k", "3", "--present", "4", "--format", "json")
+    assert expected["clients"] == 12
+    assert {w["policy"] for w in expected["worths"]} == {"sketch-match", "sketch-match:turns=1"}
+    assert "random" in told("plan", tmp_path, "-k", "3")
+    assert "write whole numbers" in fails("plan", tmp_path, "-k", "three")
     times = tmp_path / "times.csv"
     times.write_text("client,seconds\n" + "".join(f"c{i:02d},{i + 1}\n" for i in range(12)))
-    command = ["plan", str(tmp_path), "-k", "3", "--durations", str(times)]
-    assert invoke([*command, "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["worths"][-1]["seconds"] > 0
+    command = ["plan", tmp_path, "-k", "3", "--durations", times]
+    assert told(*command, "--format", "json")["worths"][-1]["seconds"] > 0
     times.write_text("client,seconds\nc00,fast\n")
-    assert invoke(command) == 2
-    assert "times.csv, line 2" in capsys.readouterr().err
+    assert "times.csv, line 2" in fails(*command)
 
 
 def labeled(clients: int, per_client: int, bits: int = 6, weight: float = 2.0) -> list[RaceSketch]:

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcohort.cli import invoke
 from fedcohort.sketch.race import RaceSketch
+
+HOSTILE = "[bold]eve\x1b[2J\x9b1m"
 
 
 @pytest.fixture
@@ -19,16 +20,15 @@ def sites(tmp_path, monkeypatch):
     for i in range(6):
         sketch = empty.empty_like()
         sketch.add(rng.normal(size=(150, 4)) + (3 if i % 2 else -3) * np.array([1, 0, 0, 1]))
+        sketch.origin = {"spec": HOSTILE}
         sketch.save(f"site-{i}.sketch")
     return [f"site-{i}.sketch" for i in range(6)]
 
 
-def test_a_page_and_its_numbers(sites, tmp_path, capsys):
-    assert invoke(["profile", *sites, "-o", "h.html", "--title", "Six [sites]"]) == 0
-    assert "Six [sites]" in capsys.readouterr().out
+def test_a_page_and_its_numbers(sites, tmp_path, told):
+    assert "Six [sites]" in told("profile", *sites, "-o", "h.html", "--title", "Six [sites]")
     command = ["profile", ".", "-o", "h.html", "--force", "--cohort-size", "2"]
-    assert invoke([*command, "--format", "json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = told(*command, "--format", "json")
     assert (result["page"], result["clients"]) == ("h.html", 6)
     numbers = json.loads((tmp_path / "h.json").read_text())
     assert numbers["clusters"] == 2
@@ -36,9 +36,22 @@ def test_a_page_and_its_numbers(sites, tmp_path, capsys):
     assert numbers["plan"]["uniform"].keys() == {"2"}
     page = unescape((tmp_path / "h.html").read_text("utf-8"))
     assert numbers["plan"]["verdict"] in page
-    assert invoke(["profile", *sites, "-o", "none.html", "--cohort-size", "0"]) == 0
+    told("profile", *sites, "-o", "none.html", "--cohort-size", "0")
     without = unescape((tmp_path / "none.html").read_text("utf-8"))
     assert numbers["plan"]["verdict"] not in without
+
+
+def test_names_from_data_cannot_command_the_terminal(sites, tmp_path, told, fails):
+    index = {site: f"{HOSTILE}{i}" for i, site in enumerate(sites)}
+    (tmp_path / "clients.json").write_text(json.dumps(index))
+    assert "[bold]eve" in told("distance", ".")
+    assert "[bold]eve" in told("profile", ".", "-o", "page.html")
+    told("inspect", sites[0])
+    told("plan", ".", "-k", "2")
+    np.savez("x.npz", **{"a\x1b[2J": np.eye(4), "who": np.array([HOSTILE, "b"] * 2)})
+    told("sketch", "x.npz", "--columns", "a\x1b[2J", "--by", "who", "-o", "out")
+    assert "[bold]eve" in told("distance", "out")
+    assert "\\x1b[2J" in fails("sketch", "x.npz", "--columns", "\x1b[2J", "-o", "out2")
 
 
 SPEC = """
@@ -53,7 +66,7 @@ levels = ["f", "m"]
 """
 
 
-def test_histograms_of_columns_that_differ_and_changes_since_earlier(tmp_path, monkeypatch):
+def test_histograms_of_columns_that_differ_and_changes_since_earlier(tmp_path, told, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     Path("s.toml").write_text(SPEC)
@@ -63,16 +76,15 @@ def test_histograms_of_columns_that_differ_and_changes_since_earlier(tmp_path, m
             ages = rng.normal(80 if site in moved else 60, 10, 300)
             lines += [f"s{site},{age:.1f},{rng.choice(['f', 'm'])}" for age in ages]
         Path(f"{folder}.csv").write_text("\n".join(lines))
-        made = ["sketch", f"{folder}.csv", "--by", "site", "--spec", "s.toml", "-o", folder]
-        assert invoke(made) == 0
-    assert invoke(["profile", "new", "--against", "old", "-o", "h.html"]) == 0
+        told("sketch", f"{folder}.csv", "--by", "site", "--spec", "s.toml", "-o", folder)
+    told("profile", "new", "--against", "old", "-o", "h.html")
     html = Path("h.html").read_text("utf-8")
     assert "age of s4" in html and "higher by at least 20" in html
     assert ": 0% here," in html  # bins of young people
     numbers = json.loads(Path("h.json").read_text("utf-8"))
-    changed = [c for c in numbers["changes"] if c["changed"]]
-    assert [c["client"] for c in changed] == ["s4"]
-    assert [gap["column"] for gap in changed[0]["columns"]] == ["age"]
+    (changed,) = [c for c in numbers["changes"] if c["changed"]]
+    assert changed["client"] == "s4"
+    assert [gap["column"] for gap in changed["columns"]] == ["age"]
 
 
 @pytest.mark.parametrize(
@@ -84,9 +96,6 @@ def test_histograms_of_columns_that_differ_and_changes_since_earlier(tmp_path, m
         (["site-0.sketch", "site-1.sketch", "-o", "h.json"], "h.json: name the page"),
     ],
 )
-def test_mistakes(sites, arguments, message, capsys):
+def test_mistakes(sites, arguments, message, fails):
     RaceSketch.load("site-0.sketch").empty_like().save("empty.sketch")
-    assert invoke(["profile", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert message in shown.err
-    assert shown.err.count("\n") == 1
+    assert message in fails("profile", *arguments)

@@ -62,16 +62,6 @@ def test_errors_name_the_key(values, complaint):
         parse(values)
 
 
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(ConfigError, match="no such file"):
-        read(tmp_path / "missing.toml")
-    broken = tmp_path / "broken.toml"
-    for content in (b"rounds = ", b"\xff\xfe"):
-        broken.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"broken\.toml: "):
-            read(broken)
-
-
 @pytest.mark.parametrize("name", sorted(papers()))
 def test_settings_of_papers_can_be_built(name):
     experiment = read(f"paper:{name}")

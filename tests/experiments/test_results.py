@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from fedcohort.cli import invoke
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.compare import DEFAULT_SETTING, compare
 from fedcohort.experiments.config import NamedConfig, parse
@@ -109,10 +108,10 @@ READERS = {
 
 
 @pytest.mark.parametrize("to", READERS)
-def test_exports_agree(compared, tmp_path, to):
+def test_exports_agree(compared, tmp_path, told, to):
     returned, folder = compared
     out = tmp_path / f"rounds.{to}"
-    assert invoke(["export", str(folder), "-o", str(out)]) == 0
+    told("export", folder, "-o", out)
     for row, wanted in zip(READERS[to](out), returned.records(), strict=True):
         assert float(row["accuracy"]) == wanted["accuracy"]
         assert (row["run"], int(row["round"])) == (wanted["run"], wanted["round"])

@@ -5,20 +5,18 @@ import json
 import pytest
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.experiments.compare import expand, read, run_several
+from fedcohort.experiments.compare import expand, run_several
 from fedcohort.experiments.run import run
 
 
 def test_every_combination_once_and_the_last_key_fastest():
     table = {"local.lr": [0.1, 0.2], "seeds": [[0], [1, 2]], "data": {"options.per_client": [1, 2]}}
-    found = expand({"rounds": 3, "sweep": table})
-    seen = [
-        (e.local.lr, e.seeds, e.data.options["per_client"]) for e in (s.experiment for s in found)
-    ]
+    settings = expand({"rounds": 3, "sweep": table})
+    seen = [(e.local.lr, e.seeds, e.data.options["per_client"]) for _, e in settings]
     assert seen == [(lr, s, p) for lr in (0.1, 0.2) for s in ((0,), (1, 2)) for p in (1, 2)]
-    assert all(s.experiment.rounds == 3 for s in found)
-    assert len({s.name for s in found}) == 8
-    assert all(len(s.name) < 120 and "/" not in s.name and "[" not in s.name for s in found)
+    assert all(e.rounds == 3 for _, e in settings)
+    assert len({name for name, _ in settings}) == 8
+    assert all(len(name) < 120 and "/" not in name and "[" not in name for name, _ in settings)
 
 
 def test_names_stay_apart_and_stay_the_same_when_values_are_added():
@@ -51,20 +49,10 @@ def test_errors_name_the_key(values, message):
         expand(values)
 
 
-def test_a_file_without_a_sweep(tmp_path):
-    path = tmp_path / "exp.toml"
-    path.write_text("rounds = 3\n")
-    assert read(path).rounds == 3
-
-
 def test_a_sweep_equals_its_runs(tmp_path):
     settings = expand({"rounds": 2, "device": "cpu", "sweep": {"policy": ["uniform", "oort"]}})
     seen = []
-
-    def on_round(name, records):
-        seen.append(name)
-
-    results = run_several(settings, tmp_path, on_round=on_round)
+    results = run_several(settings, tmp_path, on_round=lambda name, _: seen.append(name))
     assert seen == ["policy=uniform"] * 2 + ["policy=oort"] * 2
     for result, (name, experiment) in zip(results, settings, strict=True):
         assert result.policy == name

@@ -166,7 +166,7 @@ def test_screen_readers_find_names_for_everything(tab, comparison_folder):
         assert "2 seeds" in figure.caption
 
 
-def test_a_hostile_client_id_is_text(opened, comparison_folder, tmp_path):
+def test_a_hostile_client_id_is_text(opened, comparison_folder, tmp_path, told):
     folder = tmp_path / "runs" / HOSTILE.replace("/", "")  # the name of the run, too
     shutil.copytree(comparison_folder / "uniform", folder)
     for name in ("rounds.jsonl", "federation.json"):
@@ -174,7 +174,7 @@ def test_a_hostile_client_id_is_text(opened, comparison_folder, tmp_path):
         (folder / name).write_text(text.replace('"client-07"', json.dumps(HOSTILE)))
     (folder / "checkpoint").unlink()
     path = tmp_path / "report.html"
-    assert invoke(["report", str(tmp_path / "runs"), "-o", str(path)]) == 0
+    told("report", tmp_path / "runs", "-o", path)
     tab = opened(path)
     assert tab.title() == "Client selection on digits"
     assert tab.locator("script").count() == 3  # data, Vega, ours
@@ -183,7 +183,7 @@ def test_a_hostile_client_id_is_text(opened, comparison_folder, tmp_path):
 
 
 def test_a_run_before_its_first_round_and_one_without_time_are_shown(
-    comparison_folder, tmp_path, capsys
+    comparison_folder, tmp_path, told
 ):
     folder = tmp_path / "uniform"
     shutil.copytree(comparison_folder / "uniform", folder)
@@ -191,9 +191,8 @@ def test_a_run_before_its_first_round_and_one_without_time_are_shown(
     timeless = re.sub(r'"(seconds|elapsed)": [\d.e-]+', r'"\1": 0.0', rounds)
     for text in ("", timeless):
         (folder / "rounds.jsonl").write_text(text)
-        assert invoke(["report", str(folder), "-o", str(tmp_path / "r.html")]) == 0
-        assert invoke(["show", str(folder)]) == 0
-        assert "uniform, 1 run" in capsys.readouterr().out
+        told("report", folder, "-o", tmp_path / "r.html")
+        assert "uniform, 1 run" in told("show", folder)
 
 
 def test_no_character_of_a_name_ends_the_process():
@@ -209,10 +208,9 @@ def test_no_character_of_a_name_ends_the_process():
     assert done.returncode == 0, done.stderr[-500:]
 
 
-def test_figures_and_markdown(comparison_folder, tmp_path):
+def test_figures_and_markdown(comparison_folder, tmp_path, told):
     out, figures = tmp_path / "report.md", tmp_path / "figures"
-    command = ["report", str(comparison_folder), "-o", str(out), "--figures", str(figures)]
-    assert invoke(command) == 0
+    told("report", comparison_folder, "-o", out, "--figures", figures)
     text = out.read_text()
     assert "| policy | accuracy % | against uniform |" in text
     linked = re.findall(r"!\[.*?\]\((.*?)\)", text)

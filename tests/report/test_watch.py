@@ -7,7 +7,6 @@ import threading
 
 import pytest
 
-from fedcohort.cli import invoke
 from fedcohort.report.watch import server
 
 
@@ -75,6 +74,5 @@ def test_the_page_updates_itself(browser, watched):
     assert [e for e in errors if "favicon" not in e and "404" not in e] == []
 
 
-def test_watch_refuses_what_is_not_a_run(tmp_path, capsys):
-    assert invoke(["watch", str(tmp_path)]) == 2
-    assert "no run found" in capsys.readouterr().err
+def test_watch_refuses_what_is_not_a_run(tmp_path, fails):
+    assert "no run found" in fails("watch", tmp_path)

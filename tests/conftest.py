@@ -13,7 +13,8 @@ from fedcohort.cli import invoke
 def told(capsys):
     """Run a command and return what it printed, as JSON if that was asked for.
 
-    A mistake, code 2, must be answered in one line on standard error.
+    No name in it may command the terminal, and a mistake, code 2, must be answered in one line on
+    standard error.
     """
 
     def run(*arguments, code=0):
@@ -23,6 +24,7 @@ def told(capsys):
         if code == 2:
             assert shown.err.startswith("error: ") and shown.err.count("\n") == 1
             assert shown.out == "" or arguments[:2] == ("spec", "check")  # which prints facts, too
+        assert not [c for c in shown.out + shown.err if not c.isprintable() and c != "\n"]
         return json.loads(shown.out) if "json" in arguments else shown.out + shown.err
 
     return run
