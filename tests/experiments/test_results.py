@@ -14,7 +14,15 @@ import pytest
 from fedcohort.exceptions import ConfigError
 from fedcohort.experiments.compare import DEFAULT_SETTING, compare
 from fedcohort.experiments.config import NamedConfig, parse
-from fedcohort.experiments.results import Results, Run, gemd_by_round, new_rounds, read, summarize
+from fedcohort.experiments.results import (
+    Results,
+    Run,
+    gemd_by_round,
+    new_rounds,
+    read,
+    read_histories,
+    summarize,
+)
 from fedcohort.report.tables import setting_columns
 
 SMALL = dataclasses.replace(
@@ -86,6 +94,25 @@ def test_damaged_files_are_named(compared, tmp_path, file, content, complaint):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="no run found"):
         read(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", 10**400),
+        ("round", 7),
+        ("accuracy", "high"),
+        ("selected", "abc"),
+        ("selected", [""]),
+        ("skipped", 2),
+    ],
+)
+def test_a_line_that_is_not_a_round_is_named(compared, tmp_path, key, value):
+    lines = (compared[1] / "uniform" / "rounds.jsonl").read_text().splitlines(keepends=True)
+    lines[1] = json.dumps({**json.loads(lines[1]), key: value}) + "\n"
+    (tmp_path / "rounds.jsonl").write_text("".join(lines))
+    with pytest.raises(ConfigError, match=r"rounds\.jsonl, line 2: not a round record"):
+        read_histories(tmp_path)
 
 
 def test_an_arrow_table_holds_every_round(compared):

@@ -3,8 +3,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -186,38 +184,6 @@ def test_rounds_are_synced_before_the_checkpoint_that_knows_them(tmp_path, monke
     saves = [i for i, event in enumerate(events) if event == "save"]
     assert saves
     assert all(events[i - 1] == "rounds.jsonl" for i in saves)
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("finished")
-    run(TINY, folder)
-    return folder
-
-
-@pytest.fixture
-def copy(finished, tmp_path):
-    return Path(shutil.copytree(finished, tmp_path / "copy"))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("seed", 10**400),
-        ("round", 7),
-        ("accuracy", "high"),
-        ("selected", "abc"),
-        ("selected", [""]),
-        ("skipped", 2),
-    ],
-)
-def test_a_line_that_is_not_a_round_is_named(copy, key, value):
-    path = copy / "rounds.jsonl"
-    lines = path.read_text().splitlines()
-    lines[1] = json.dumps({**json.loads(lines[1]), key: value})
-    path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(ConfigError, match=r"rounds\.jsonl, line 2: not a round record"):
-        read_histories(copy)
 
 
 def test_speeds_and_pace_are_settings(tmp_path):
