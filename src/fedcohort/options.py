@@ -107,6 +107,11 @@ def parse_value(text: str) -> Any:
         return text
 
 
+def as_text(value: object) -> str:
+    """Write what `parse_value` reads."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
 def unknown(kind: str, name: object, names: Iterable[str], where: str = "") -> ConfigError:
     """Return the error for an unknown name: it lists the names and suggests the nearest."""
     listed = list(dict.fromkeys(names))

@@ -70,7 +70,7 @@ def test_pure_noise_has_nothing_to_gain(seed: int) -> None:
 def test_cohorts_are_not_judged_by_what_they_were_chosen_for() -> None:
     """With noise, the chosen half flatters a cohort; the plan reports the other half."""
     readings = federation(100, n=100, noise=50.0)
-    trial = Trial(readings, np.array([f"{i:03d}" for i in range(100)], object), 0)
+    trial = Trial(readings, np.array([f"{i:03d}" for i in range(100)], object))
     cohorts = trial.cohorts(fedcohort.SketchMatch(), trial.halves[0], 5)
     chosen = np.mean([trial.halves[0].judge(c) for c in cohorts])
     judged = np.mean([trial.halves[1].judge(c) for c in cohorts])

@@ -177,7 +177,6 @@ def plan(
     names: Sequence[ClientId] | None = None,
     present: int | None = None,
     durations: Mapping[ClientId, float] | None = None,
-    seed: int = 0,
 ) -> Plan:
     """Judge cohorts of some sizes and policies by the sketches of the clients.
 
@@ -205,14 +204,18 @@ def plan(
     >>> expected.worthwhile, expected.worths[0].random_clients > 15
     (True, True)
     """
-    readings, enough = _readings(sketches), ~too_few(sketches)
-    count = len(readings)
+    if isinstance(sketches, np.ndarray):
+        readings = sketches
+    else:
+        stack = Stack(sketches)  # alike, and at least one
+        readings = sketch_readings(stack.n, stack.noise, np.array([s.counts for s in sketches]))
+    enough, count = ~too_few(sketches), len(readings)
     names = names or [f"{i:0{len(str(count))}d}" for i in range(count)]
     if not len(names) == len(set(names)) == count:
         raise ConfigError(f"plan: {len(set(names))} different names for {count} sketches")
     ids = np.array(names, object)
     left_out = tuple(ids[~enough].tolist())
-    if left_out:
+    if left_out:  # else they are not copied
         readings, ids = readings[enough], ids[enough]
     if readings["counts"].shape[1] < 2:
         raise ConfigError(
@@ -225,7 +228,7 @@ def plan(
             raise ConfigError(f"plan: the durations hold seconds of no client, such as {ids[0]!r}")
         options = {"time": dict(durations)}
         makers[WITH_TIME] = lambda: make("policy", "sketch-match", POLICIES, options)
-    trial = Trial(readings, ids, seed, durations)
+    trial = Trial(readings, ids, durations)
     between = trial.between
     uniform = {k: between.uniform(k) for k in sizes}
     worths = tuple(trial.worth(text, maker, k) for text, maker in makers.items() for k in sizes)
@@ -254,13 +257,6 @@ def plan(
         no_gain=no_gain,
         verdict=_verdict(useful, worths),
     )
-
-
-def _readings(sketches: Readings) -> NDArray[Any]:
-    if isinstance(sketches, np.ndarray):
-        return sketches
-    stack = Stack(sketches)  # alike, and at least one
-    return sketch_readings(stack.n, stack.noise, np.array([s.counts for s in sketches]))
 
 
 def _checked_sizes(sizes: Sequence[int], present: int | None, clients: int) -> list[int]:
@@ -384,13 +380,12 @@ class Trial:
         self,
         readings: NDArray[Any],
         ids: NDArray[Any],
-        seed: int,
         durations: Mapping[ClientId, float] | None = None,
     ) -> None:
-        self.seed, self.between = seed, BetweenClients(readings)
+        self.between = BetweenClients(readings)
         at = np.arange(len(ids))
         if len(ids) > MAX_CLIENTS:
-            drawn = stream(seed, "plan", "clients").choice(len(ids), MAX_CLIENTS, replace=False)
+            drawn = stream(0, "plan", "clients").choice(len(ids), MAX_CLIENTS, replace=False)
             at = np.sort(drawn)
         self.ids: tuple[ClientId, ...] = tuple(ids[at].tolist())
         stated = durations or {}
@@ -439,8 +434,7 @@ class Trial:
         most = min(MAX_ROUNDS, max(20, 20 * math.ceil(len(self.ids) / k)))
         while unused and len(cohorts) < most:
             round = Round(len(cohorts), self.ids, k, "equal")
-            rng = stream(self.seed, "plan", k, round.number)
-            chosen = policy.select(round, signals, rng).clients
+            chosen = policy.select(round, signals, stream(0, "plan", k, round.number)).clients
             policy.observe(round, Outcome(chosen, chosen), signals)
             cohorts.append(np.array([at[c] for c in chosen]))
             unused.difference_update(chosen)

@@ -8,16 +8,17 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from fedcohort.exceptions import ConfigError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedcohort.report.tables import Cells
+from fedcohort.options import parse_value
+from fedcohort.registry import import_file
+from fedcohort.report.tables import Cells, fit_table
 
 
 def option(help: str, *names: str, panel: str | None = None, **more: Any) -> Any:
@@ -61,8 +62,6 @@ FormatOption = Annotated[
 
 def import_all(files: Sequence[Path] | None) -> list[str]:
     """Run the files of ``--import`` and return their absolute names."""
-    from fedcohort.registry import import_file
-
     for file in files or ():
         import_file(str(file))
     return [str(file.resolve()) for file in files or ()]
@@ -70,8 +69,6 @@ def import_all(files: Sequence[Path] | None) -> list[str]:
 
 def parsed_pairs(option: str, texts: Sequence[str] | None) -> dict[str, Any]:
     """Read ``KEY=VALUE``, as often as the option was given; values may be numbers or lists."""
-    from fedcohort.options import parse_value
-
     given = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
@@ -92,8 +89,6 @@ def on_cluster(address: str | None) -> AbstractContextManager[None]:
 
 def console(width: int | None = None) -> Console:
     """Return the console on standard output; lines may be long where it is not a terminal."""
-    from rich.console import Console
-
     sized = Console().is_terminal or "COLUMNS" in os.environ
     return Console(width=width or (None if sized else 120))
 
@@ -130,8 +125,6 @@ def show(
 
     A table that is too wide becomes one block of lines per row; one without rows is its title.
     """
-    from fedcohort.report.tables import Cells, fit_table
-
     if format == "json":
         typer.echo(json.dumps(plain_values(value), indent=2))
     elif isinstance(shown, Mapping):
@@ -148,9 +141,6 @@ def show(
 
 
 def _show_facts(facts: Mapping[str, str], title: str) -> None:
-    from rich.table import Table
-    from rich.text import Text  # names may hold what Rich takes for markup
-
     table = Table(show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()

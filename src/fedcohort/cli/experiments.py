@@ -26,6 +26,8 @@ from fedcohort.cli.common import (
 from fedcohort.cli.results import show_results
 from fedcohort.exceptions import ConfigError
 from fedcohort.progress import Progress
+from fedcohort.registry import load_installed
+from fedcohort.report.tables import Cell, Column, cells, number
 
 if TYPE_CHECKING:
     from fedcohort.experiments.compare import OnRound, Runner, Setting
@@ -167,7 +169,6 @@ def compare(
 def _policies(text: str) -> list[NamedConfig]:
     from fedcohort.experiments.config import NamedConfig, parse_list
     from fedcohort.policies import POLICIES
-    from fedcohort.registry import load_installed
 
     if text == "all":
         load_installed("policy", POLICIES)
@@ -252,7 +253,6 @@ def data_list(
     Example: `fedcohort data list --root ~/data`
     """
     from fedcohort.datasets import available
-    from fedcohort.report.tables import Cell, Column, cells, number
 
     columns = [
         Column("name", lambda r: Cell(r.name), number=False),

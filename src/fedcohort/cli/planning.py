@@ -19,6 +19,8 @@ from fedcohort.cli.common import (
 )
 from fedcohort.cli.sketches import Sketches, load_several
 from fedcohort.exceptions import ConfigError, FedcohortError
+from fedcohort.registry import load_installed
+from fedcohort.report.tables import Cell, Column, cells, number, worth_cells
 
 if TYPE_CHECKING:
     from fedcohort.analysis.plan import Plan
@@ -123,7 +125,6 @@ def plan(
     """
     from fedcohort.analysis.plan import plan as estimate
     from fedcohort.files.sketching import client_names
-    from fedcohort.report.tables import worth_cells
     from fedcohort.simulate.clock import Durations
 
     try:
@@ -158,8 +159,6 @@ def policies(
     Example: `fedcohort policies --clients 1000 --parameters 1000000`
     """
     from fedcohort.policies import POLICIES
-    from fedcohort.registry import load_installed
-    from fedcohort.report.tables import Cell, Column, cells, number
 
     import_all(imports)
     load_installed("policy", POLICIES)

@@ -20,6 +20,8 @@ from fedcohort.cli.common import (
     write_file,
 )
 from fedcohort.exceptions import ConfigError
+from fedcohort.options import parse_value, typed
+from fedcohort.report.tables import Cell, Column, cells, number
 
 if TYPE_CHECKING:
     from fedcohort.personalize import Advice, Entry, Registry
@@ -60,7 +62,6 @@ def add(
     `fedcohort registry add warm/ clients/`
     """
     from fedcohort.files.sketching import load_sketch
-    from fedcohort.options import parse_value
     from fedcohort.personalize import Registry
     from fedcohort.personalize.registry import FILE
 
@@ -126,8 +127,6 @@ def list_(folder: Folder, format: FormatOption = "table") -> None:
 
     Example: `fedcohort registry list warm/`
     """
-    from fedcohort.report.tables import Cell, Column, cells, number
-
     with _open(folder) as registry:
         entries = list(registry.entries())
     columns = [
@@ -197,7 +196,6 @@ def nearest(
     Example: `fedcohort nearest new.sketch --registry warm/ --k 5 --format json`
     """
     from fedcohort.files.sketching import load_sketch
-    from fedcohort.options import parse_value, typed
     from fedcohort.personalize import ColdStart
     from fedcohort.personalize.models import pack
 
@@ -213,8 +211,6 @@ def nearest(
 
 
 def _show_advice(registry: Registry, advice: Advice, format: Format) -> None:
-    from fedcohort.report.tables import Cell, Column, cells, number
-
     entries = [registry.get(near.client) for near in advice.neighbors]
     pairs = list(zip(advice.neighbors, entries, strict=True))
     rows = [

@@ -21,6 +21,7 @@ from fedcohort.cli.common import (
     write_file,
 )
 from fedcohort.exceptions import ConfigError
+from fedcohort.report.tables import comparison_cells, rank_cells, seed_cells
 
 if TYPE_CHECKING:
     from fedcohort.experiments.results import Results
@@ -33,7 +34,6 @@ RunFolders = Annotated[
 def show_results(results: Results, folders: Sequence[Path], format: Format) -> None:
     """Print a table of runs, or of the seeds of one run."""
     from fedcohort.analysis.comparison import comparison
-    from fedcohort.report.tables import comparison_cells, seed_cells
 
     names, rows = ", ".join(map(str, folders)), comparison(results)
     title = f"{results.state()}: {names}"
@@ -69,7 +69,6 @@ def rank(
     Example: `fedcohort rank runs/compare/fedacs`
     """
     from fedcohort.report.content import skew_ranks
-    from fedcohort.report.tables import rank_cells
 
     ranks = skew_ranks(run, seed - 1)
     show(format, {"clients": ranks}, rank_cells(ranks), f"{run}, the least skewed first")

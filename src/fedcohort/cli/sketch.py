@@ -21,6 +21,7 @@ from fedcohort.cli.common import (
     warn,
 )
 from fedcohort.exceptions import ConfigError
+from fedcohort.options import checked_options
 from fedcohort.progress import PATIENCE, Progress
 
 if TYPE_CHECKING:
@@ -175,7 +176,6 @@ def command(
 def csv_options(texts: Sequence[str] | None) -> CsvOptions:
     """Read how CSV files are written from ``--csv key=value``."""
     from fedcohort.files.source import CsvOptions
-    from fedcohort.options import checked_options
 
     return CsvOptions(**checked_options("--csv", CsvOptions, parsed_pairs("--csv", texts)))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
+from rich.console import Console
 
 from fedcohort.cli.common import (
     ForceOption,
@@ -23,6 +24,7 @@ from fedcohort.cli.common import (
 )
 from fedcohort.exceptions import ConfigError, DataError, IncompatibleSketches
 from fedcohort.progress import watched
+from fedcohort.report.tables import UNLIMITED, Cell, Column, cells, fit_table
 
 if TYPE_CHECKING:
     from fedcohort.files.marginals import ColumnGap
@@ -165,7 +167,6 @@ def explain(
 def _show_gaps(compared_gaps: dict[str, list[ColumnGap]], all_columns: bool, shares: Any) -> None:
     """Print what differs, what cannot be judged, and which share of the records shows."""
     from fedcohort.analysis.verdict import with_hint
-    from fedcohort.report.tables import Cell, Column, cells
 
     def what(row: tuple[str, ColumnGap]) -> Cell:
         return Cell(with_hint(row[1]) if row[1].marked else row[1].unknown)
@@ -234,10 +235,6 @@ def _errors(sketches: Sequence[RaceSketch], kind: str) -> Matrix:
 
 
 def _show_matrix(names: Sequence[str], texts: Sequence[Sequence[str]], kind: str) -> None:
-    from rich.console import Console
-
-    from fedcohort.report.tables import UNLIMITED, Cell, Column, cells, fit_table
-
     numbers = range(1, len(names) + 1)
     rows = [
         [Cell(str(number)), Cell(plain(name)), *map(Cell, own)]

@@ -24,6 +24,7 @@ from fedcohort.experiments import config
 from fedcohort.experiments.config import NO_GATE, DataConfig, Experiment, NamedConfig
 from fedcohort.experiments.results import Results, read_run
 from fedcohort.experiments.run import check, dataset_of, run
+from fedcohort.options import as_text
 from fedcohort.rounds import RoundRecord
 from fedcohort.storage import make_folder, remove_leftovers, write_atomically
 
@@ -123,7 +124,7 @@ def labels(policies: Sequence[NamedConfig]) -> list[str]:
     """
     plain = [policy.label for policy in policies]
     names = [
-        _folder_name(",".join([label, *(f"{k}={_text(v)}" for k, v in policy.options.items())]))
+        _folder_name(",".join([label, *(f"{k}={as_text(v)}" for k, v in policy.options.items())]))
         if plain.count(label) > 1
         else label
         for label, policy in zip(plain, policies, strict=True)
@@ -184,9 +185,7 @@ def expand(values: Mapping[str, Any]) -> list[Setting]:
     for key, choices in axes.items():
         if not isinstance(choices, list) or not choices:
             raise ConfigError(f"[sweep] {key} = {choices!r} must be a list of values")
-        if len({json.dumps(value, sort_keys=True, default=str) for value in choices}) < len(
-            choices
-        ):
+        if len(set(map(as_text, choices))) < len(choices):
             raise ConfigError(f"[sweep] {key} = {choices!r}: give each value once")
     combinations = itertools.product(*axes.values())
     return [_setting(base, dict(zip(axes, chosen, strict=True))) for chosen in combinations]
@@ -194,7 +193,7 @@ def expand(values: Mapping[str, Any]) -> list[Setting]:
 
 def _setting(base: Mapping[str, Any], chosen: Mapping[str, Any]) -> Setting:
     values = copy.deepcopy(dict(base))
-    text = ",".join(f"{key}={_text(value)}" for key, value in chosen.items())
+    text = ",".join(f"{key}={as_text(value)}" for key, value in chosen.items())
     try:
         for key, value in chosen.items():
             config.put(values, key, copy.deepcopy(value))
@@ -203,10 +202,6 @@ def _setting(base: Mapping[str, Any], chosen: Mapping[str, Any]) -> Setting:
     except ConfigError as error:
         raise ConfigError(f"[sweep] {text}: {error}") from None
     return Setting(_folder_name(text), experiment)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _folder_name(text: str) -> str:

@@ -176,8 +176,9 @@ class Results(list[Run]):
 
     def varied(self) -> list[dict[str, Any]]:
         """Return, for each run, the settings in which the runs differ, by dotted key."""
-        known = [{} if r.experiment is None else config.dump(r.experiment) for r in self]
-        flat = [config.flat(values) for values in known]
+        flat = [
+            {} if r.experiment is None else config.flat(config.dump(r.experiment)) for r in self
+        ]
         keys = dict.fromkeys(key for values in flat for key in values)
         differ = [k for k in keys if len({repr(values.get(k)) for values in flat}) > 1]
         return [{k: values[k] for k in differ if k in values} for values in flat]
@@ -243,11 +244,9 @@ def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
     if not isinstance(listed, list):
         raise ConfigError(f"{root / 'runs.json'}: not a list of names")
     order = {name: position for position, name in enumerate(map(str, listed))}
-
-    def key(name: str) -> tuple[float, float, str]:
-        return order.get(name, math.inf), (runs[name] / "config.json").stat().st_mtime, name
-
-    return [runs[name] for name in sorted(runs, key=key)]
+    ages = {name: (run / "config.json").stat().st_mtime for name, run in runs.items()}
+    names = sorted(runs, key=lambda name: (order.get(name, math.inf), ages[name], name))
+    return [runs[name] for name in names]
 
 
 def read_run(folder: Path, name: str | None = None) -> Run:

@@ -18,8 +18,9 @@ from fedcohort.exceptions import ConfigError, InvalidCheckpoint
 from fedcohort.experiments import config
 from fedcohort.experiments.config import Experiment
 from fedcohort.experiments.results import Results, Run, read_json
+from fedcohort.options import as_text
 from fedcohort.policies import FedACS
-from fedcohort.report.tables import Cells, Rank, comparison_cells, in_words, rank_cells
+from fedcohort.report.tables import Cells, Rank, comparison_cells, rank_cells
 from fedcohort.rounds import ClientId, stream
 
 Rows = list[dict[str, Any]]
@@ -187,7 +188,7 @@ def _shared_settings(experiments: Sequence[Experiment]) -> dict[str, str]:
     """Return the settings that all runs share, by dotted key."""
     first, *others = [config.flat(config.dump(e)) for e in experiments] or [{}]
     return {
-        key: in_words(value)
+        key: as_text(value)
         for key, value in first.items()
         if value is not None and all(other.get(key) == value for other in others)
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+from fedcohort.options import as_text
 
 if TYPE_CHECKING:
     from fedcohort.analysis.comparison import ComparisonRow, Interval
@@ -206,14 +207,9 @@ def setting_columns(results: Results) -> list[dict[str, str]]:
     lasts = [key.removesuffix(".name").rpartition(".")[2] for key in keys]
     names = [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
     return [
-        {name: in_words(values.get(key, "")) for key, name in zip(keys, names, strict=True)}
+        {name: as_text(values.get(key, "")) for key, name in zip(keys, names, strict=True)}
         for values in varied
     ]
-
-
-def in_words(value: object) -> str:
-    """Return a setting as text."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def fit_table(table: Cells, title: str, width: int) -> Table:
