@@ -38,7 +38,6 @@ EXTRAS = {
 
 app = typer.Typer(
     name="fedcohort",
-    help="Measure how different federated clients are, and pick better cohorts.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

@@ -235,7 +235,7 @@ def config_init(
     show(format, {"file": str(file)}, [f"Wrote {file}: edit it, then: fedcohort run {file}"])
 
 
-data_app = typer.Typer(help="List data sets and verify their files.", no_args_is_help=True)
+data_app = typer.Typer(no_args_is_help=True)
 
 
 @data_app.callback()

@@ -18,7 +18,7 @@ from fedcohort.cli.common import (
     write_file,
 )
 from fedcohort.cli.sketches import Sketches, load_several
-from fedcohort.exceptions import ConfigError, FedcohortError
+from fedcohort.exceptions import ConfigError
 from fedcohort.registry import load_installed
 from fedcohort.report.tables import Cell, Column, cells, number, worth_cells
 
@@ -58,7 +58,7 @@ def profile(
     for path in (out, beside):
         check_output(path, paths, force)
     names = client_names(paths)
-    measured = measure(loaded, names, _earlier(against, loaded[0]))
+    measured = measure(loaded, names, _earlier(against, paths[0]))
     cohorts = _cohorts(loaded, names, cohort_size)
     numbers = plain_values({**measured.as_dict(cohorts), "plan": cohorts})
     write_file(out, profile_page(measured, title, cohorts).encode())
@@ -67,18 +67,13 @@ def profile(
     show(format, {**written, **numbers}, {**measured.facts(cohorts), **written}, title)
 
 
-def _earlier(folder: Path | None, like: RaceSketch) -> dict[str, RaceSketch]:
-    """Load the earlier sketches of clients, by name."""
-    from fedcohort.files.sketching import client_names, load_alike, sketch_files
+def _earlier(folder: Path | None, present: Path) -> dict[str, RaceSketch]:
+    """Load the earlier sketches of clients, by name; they must be like a present one."""
+    from fedcohort.files.sketching import client_names, load_alike
 
     if folder is None:
         return {}
-    loaded = list(load_alike(sketch_files([folder])))
-    for path, sketch in loaded[:1]:
-        try:
-            like.check_alike(sketch)
-        except FedcohortError as error:
-            raise ConfigError(f"--against {path}: {error}") from None
+    _, *loaded = load_alike([present, folder])
     names = client_names([path for path, _ in loaded])
     return dict(zip(names, (sketch for _, sketch in loaded), strict=True))
 

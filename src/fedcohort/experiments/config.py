@@ -365,7 +365,7 @@ def _table_of(key: str, text: str) -> dict[str, Any]:
     """Return the table that a text stands for: a name with options, or options alone."""
     if key == "data":
         return {"dataset": text}
-    if key in ("local", "schedule"):
+    if key in ("local", "schedule", "pace"):
         return parse_options(text)
     name, options = parse_named(text)
     return {"name": name, "options": options} if options else {"name": name}

@@ -195,10 +195,8 @@ class Results(list[Run]):
 
     def to_arrow(self) -> pa.Table:
         """Return one row per run, seed and round as an Arrow table (needs PyArrow)."""
-        try:
-            import pyarrow as pa
-        except ImportError:
-            raise ConfigError("Results.to_arrow: install PyArrow (pip install pyarrow)") from None
+        import pyarrow as pa
+
         rows = list(self.records())
         names = list(rows[0]) if rows else []
         return pa.table({name: _column([row[name] for row in rows]) for name in names})
