@@ -152,7 +152,7 @@ def test_the_command(tmp_path, told, fails) -> None:
     assert expected["clients"] == 12
     assert {w["policy"] for w in expected["worths"]} == {"sketch-match", "sketch-match:turns=1"}
     assert "random" in told("plan", tmp_path, "-k", "3")
-    assert "write whole numbers" in fails("plan", tmp_path, "-k", "three")
+    assert "'three' must be a whole number" in fails("plan", tmp_path, "-k", "5,three")
     times = tmp_path / "times.csv"
     times.write_text("client,seconds\n" + "".join(f"c{i:02d},{i + 1}\n" for i in range(12)))
     command = ["plan", tmp_path, "-k", "3", "--durations", times]

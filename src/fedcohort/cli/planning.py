@@ -19,6 +19,7 @@ from fedcohort.cli.common import (
 )
 from fedcohort.cli.sketches import Sketches, load_several
 from fedcohort.exceptions import ConfigError
+from fedcohort.options import Count, parse_value, typed
 from fedcohort.registry import load_installed
 from fedcohort.report.tables import Cell, Column, cells, number, worth_cells
 
@@ -122,12 +123,8 @@ def plan(
     from fedcohort.files.sketching import client_names
     from fedcohort.simulate.clock import Durations
 
-    try:
-        sizes = [int(part) for part in cohort_size.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"--cohort-size {cohort_size}: write whole numbers, such as 5,10"
-        ) from None
+    parts = [parse_value(part.strip()) for part in cohort_size.split(",")]
+    sizes = typed(tuple[Count, ...], parts, "--cohort-size")
     paths, loaded = load_several(sketches, "a plan")
     expected = estimate(
         loaded,

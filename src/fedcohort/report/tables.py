@@ -122,8 +122,8 @@ def comparison_cells(
     columns += [
         _mean("GEMD", "gemd", 2, detail=int(gated)),
         _mean("evenness", "participation_entropy", 2, detail=1),
-        _mean("MB up", "bytes_up", unit=1e-6, detail=int(gated)),
-        _mean("MB down", "bytes_down", unit=1e-6, detail=int(gated)),
+        _mean("MB up", "bytes_up", unit=1e-6, detail=2 - gated),
+        _mean("MB down", "bytes_down", unit=1e-6, detail=2 - gated),
     ]
     if sparklines:
         columns.append(Column("accuracy by round", lambda r: Cell(r[2]), number=False, detail=2))
