@@ -42,7 +42,7 @@ class Column:
     """A column of a table: the cell of each row, and how it is shown.
 
     The `best` value, "high" or "low", stands out. A narrow terminal leaves out columns of
-    `detail` 1, then of 2; the text of a column that `wraps` may be broken.
+    `detail` 1, then of 2, then of 3; the text of a column that `wraps` may be broken.
     """
 
     header: str
@@ -122,8 +122,8 @@ def comparison_cells(
     columns += [
         _mean("GEMD", "gemd", 2, detail=int(gated)),
         _mean("evenness", "participation_entropy", 2, detail=1),
-        _mean("MB up", "bytes_up", unit=1e-6, detail=2 - gated),
-        _mean("MB down", "bytes_down", unit=1e-6, detail=2 - gated),
+        _mean("MB up", "bytes_up", unit=1e-6, detail=1 if gated else 3),
+        _mean("MB down", "bytes_down", unit=1e-6, detail=1 if gated else 3),
     ]
     if sparklines:
         columns.append(Column("accuracy by round", lambda r: Cell(r[2]), number=False, detail=2))
@@ -218,7 +218,7 @@ def fit_table(table: Cells, title: str, width: int) -> Table:
     If it is too wide, it loses its details; if that does not suffice, it becomes one block per row.
     """
     console = Console(width=UNLIMITED)
-    for attempt in map(table.without_details, range(3)):
+    for attempt in map(table.without_details, range(4)):
         candidate = _columns(attempt, title)
         spare = width - Measurement.get(console, console.options, candidate).maximum
         if spare >= 0:
