@@ -147,8 +147,8 @@ def test_exports_agree(compared, tmp_path, told, to):
 
 def test_swept_settings_are_columns():
     runs = Results(Run(f"lr={lr}", [], [], parse({"local": {"lr": lr}})) for lr in (0.0125, 0.05))
-    assert setting_columns(runs) == [{"lr": "0.0125"}, {"lr": "0.05"}]
-    assert [c["policy"] for c in setting_columns(Results(runs[1:]))] == ["lr=0.05"]
+    assert setting_columns(runs) == {"lr": ["0.0125", "0.05"]}
+    assert setting_columns(Results(runs[1:])) == {"policy": ["lr=0.05"]}
 
 
 def test_a_round_with_an_unknown_client_is_named():

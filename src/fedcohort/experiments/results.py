@@ -174,22 +174,21 @@ class Results(list[Run]):
                 return other
         return None
 
-    def varied(self) -> list[dict[str, Any]]:
-        """Return, for each run, the settings in which the runs differ, by dotted key."""
+    def varied(self) -> dict[str, list[Any]]:
+        """Return the settings in which the runs differ, by dotted key: one value per run."""
         flat = [
             {} if r.experiment is None else config.flat(config.dump(r.experiment)) for r in self
         ]
         keys = dict.fromkeys(key for values in flat for key in values)
-        differ = [k for k in keys if len({repr(values.get(k)) for values in flat}) > 1]
-        return [{k: values[k] for k in differ if k in values} for values in flat]
+        columns = {key: [values.get(key) for values in flat] for key in keys}
+        return {key: values for key, values in columns.items() if len(set(map(repr, values))) > 1}
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield one flat record per run, seed and round; rounds count from 1."""
         varied = self.varied()
-        keys = dict.fromkeys(key for values in varied for key in values)
-        for result, values in zip(self, varied, strict=True):
-            settings = {"run": result.policy, **{key: values.get(key) for key in keys}}
-            for history in result.histories:
+        for i, run in enumerate(self):
+            settings = {"run": run.policy, **{key: values[i] for key, values in varied.items()}}
+            for history in run.histories:
                 for row in history.records():
                     yield {**settings, **row}
 

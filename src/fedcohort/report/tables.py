@@ -103,11 +103,10 @@ def comparison_cells(
 
     settings, target = setting_columns(results), results.target
     lines = [sparkline(curve(r).mean) if r.histories else "" for r in results]
-    names = dict.fromkeys(key for values in settings for key in values)
     units = ["rounds"] + ["seconds"] * durations_differ(results) if target is not None else []
     gated = any(run.means["skipped"].mean > 0 or run.means["overhead_up"].mean < 99 for run in runs)
     columns = [
-        *map(_setting, names),
+        *(_text(name, i) for i, name in enumerate(settings, start=2)),
         Column("accuracy %", lambda r: plus_minus(r[0].accuracy, 100), best="high"),
         Column("against uniform", lambda r: _gain(r[0].gain)),
         *(_to_target(unit, target) for unit in units),
@@ -126,8 +125,8 @@ def comparison_cells(
         _mean("MB down", "bytes_down", unit=1e-6, detail=1 if gated else 3),
     ]
     if sparklines:
-        columns.append(Column("accuracy by round", lambda r: Cell(r[2]), number=False, detail=2))
-    return cells(list(zip(runs, settings, lines, strict=True)), columns)
+        columns.append(Column("accuracy by round", lambda r: Cell(r[1]), number=False, detail=2))
+    return cells(list(zip(runs, lines, *settings.values(), strict=True)), columns)
 
 
 def _mean(header: str, name: str, digits: int = 1, *, unit: float = 1.0, detail: int = 0) -> Column:
@@ -170,8 +169,8 @@ def rank_cells(ranks: Sequence[Rank]) -> Cells:
     return cells(ranks, columns)
 
 
-def _setting(name: str) -> Column:
-    return Column(name, lambda r: Cell(r[1].get(name, ""), r[1].get(name, "")), number=False)
+def _text(name: str, i: int) -> Column:
+    return Column(name, lambda r: Cell(r[i], r[i]), number=False)
 
 
 def _gain(gain: Interval | None) -> Cell:
@@ -195,21 +194,22 @@ def _to_target(unit: str, target: float | None) -> Column:
     return Column(f"{unit} to {target:.0%}", cell, best="low")
 
 
-def setting_columns(results: Results) -> list[dict[str, str]]:
+def setting_columns(results: Results) -> dict[str, list[str]]:
     """Return what tells the runs apart: swept settings by column, or the name of the policy.
 
     A column has the last word of the setting's key, or the whole key if two end alike.
     """
     varied = results.varied()
-    keys = list(dict.fromkeys(key for values in varied for key in values))
-    if all(key.startswith(("policy.", "gate.")) for key in keys):
-        return [{"policy": r.policy} for r in results]
-    lasts = [key.removesuffix(".name").rpartition(".")[2] for key in keys]
-    names = [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
-    return [
-        {name: as_text(values.get(key, "")) for key, name in zip(keys, names, strict=True)}
-        for values in varied
-    ]
+    if all(key.startswith(("policy.", "gate.")) for key in varied):
+        return {"policy": [r.policy for r in results]}
+    lasts = {key: key.removesuffix(".name").rpartition(".")[2] for key in varied}
+    words = list(lasts.values())
+    return {
+        lasts[key] if words.count(lasts[key]) == 1 else key: [
+            "" if value is None else as_text(value) for value in values
+        ]
+        for key, values in varied.items()
+    }
 
 
 def fit_table(table: Cells, title: str, width: int) -> Table:
