@@ -391,14 +391,13 @@ def suggest_clusters(squares: Floats, errors: Floats) -> Clusters:
     if not scores:
         return one
     best = min(k for k, score in scores.items() if score >= max(scores.values()) - AS_GOOD)
-    gap, score, reason = _gap(squares, errors, cuts[best]), scores[best], ""
+    gap, score = _gap(squares, errors, cuts[best]), scores[best]
     if score < MIN_SILHOUETTE:
-        reason = f"no division stands out (silhouette {score:.2f}, needed {MIN_SILHOUETTE})"
-    elif gap < MIN_GAP:
-        apart = f"{gap:.1f} standard errors, needed {MIN_GAP:g}"
-        reason = f"chance explains the best division ({apart})"
-    if reason:
-        return one._replace(reason=f"one, as {reason}")
+        seen = f"silhouette {score:.2f}, needed {MIN_SILHOUETTE}"
+        return one._replace(reason=f"one, as no division stands out ({seen})")
+    if gap < MIN_GAP:
+        seen = f"{gap:.1f} standard errors, needed {MIN_GAP:g}"
+        return one._replace(reason=f"one, as chance explains the best division ({seen})")
     by_size = np.argsort(np.argsort(-np.bincount(cuts[best]), kind="stable"), kind="stable")
     reason = f"{best}, silhouette {score:.2f}, {gap:.1f} standard errors apart"
     return Clusters(best, by_size[cuts[best]], order, reason)

@@ -239,8 +239,8 @@ def _report(
     facts = {**describe(last), **reading.facts()}
     if len(written) > 1:
         sizes = sorted(w.n for w in written)
-        each = f"{sizes[0]:,.0f} to {sizes[-1]:,.0f}" if sizes[0] < sizes[-1] else "equally many"
-        facts["records"] = f"{each}, {sum(sizes):,.0f} in all"
+        each = f"to {sizes[-1]:,.0f}" if sizes[0] < sizes[-1] else "each"
+        facts["records"] = f"{sizes[0]:,.0f} {each}, {sum(sizes):,.0f} in all"
         if "signal to noise" in facts:
             ratios = [w.signal_to_noise for w in written]
             facts["signal to noise"] = f"{min(ratios):.2g} to {max(ratios):.2g}"

@@ -25,13 +25,9 @@ NAMES = ("127.0.0.1", "localhost")
 
 def version(folders: Sequence[Path]) -> str:
     """Return a digest that changes when a run under `folders` has new rounds."""
-    digest = hashlib.blake2b(digest_size=8)
-    for folder in folders:
-        for run in run_folders(folder):
-            path = run / "rounds.jsonl"
-            size = path.stat().st_size if path.exists() else 0
-            digest.update(f"{run} {size}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
+    paths = [run / "rounds.jsonl" for folder in folders for run in run_folders(folder)]
+    sizes = [(str(path), path.stat().st_size if path.exists() else 0) for path in paths]
+    return hashlib.blake2b(ascii(sizes).encode(), digest_size=8).hexdigest()
 
 
 def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
