@@ -194,6 +194,12 @@ def test_distances_and_their_errors_are_the_library_s(pair, told):
     assert f"{value:.2f} ({low:.2f} to {high:.2f})" in distances("--kind", "total-variation")
 
 
+def test_a_folder_is_as_much_work_as_its_files(pair, told, monkeypatch):
+    """It counted as one file, of which 3 were read."""
+    monkeypatch.setattr("fedcohort.progress.PATIENCE", 0)
+    assert "reading sketches: 3 of 3" in told("distance", ".")
+
+
 def test_a_wide_matrix_is_not_cut(pair, told):
     for i in range(30):
         pair[0].save(f"site-number-{i}.sketch")

@@ -213,9 +213,9 @@ def _named(
 
 def load_several(paths: Sequence[Path], what: str) -> tuple[list[Path], list[RaceSketch]]:
     """Load alike sketches, two or more."""
-    from fedcohort.files.sketching import load_alike
+    from fedcohort.files.sketching import load_alike, sketch_files
 
-    loaded = list(watched(load_alike(paths), "reading sketches", len(paths)))
+    loaded = list(watched(load_alike(paths), "reading sketches", len(sketch_files(paths))))
     if len(loaded) < 2:
         raise ConfigError(f"{what} needs at least two sketches, not {len(loaded)}")
     return [path for path, _ in loaded], [sketch for _, sketch in loaded]
