@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -22,6 +22,8 @@ class Progress:
     ----------
     whole : int, optional
         Steps of all tasks together; with it there is a line for the whole.
+    done : mapping of str to int, optional
+        Steps by task that were done before, of the whole.
     patience : float, default=0
         Seconds before anything is shown.
 
@@ -32,8 +34,13 @@ class Progress:
     ...         show("reading", i + 1, 3)
     """
 
-    def __init__(self, whole: int | None = None, patience: float = 0.0) -> None:
-        self._whole, self._done = whole, dict[str, int]()
+    def __init__(
+        self,
+        whole: int | None = None,
+        done: Mapping[str, int] | None = None,
+        patience: float = 0.0,
+    ) -> None:
+        self._whole, self._done = whole, dict(done or {})
         self._start = time.monotonic() + patience
         self._bars = _bars() if sys.stderr.isatty() else None
         self._tasks: dict[str, Any] = {}  # the bar of each, or the last tenth that was printed

@@ -40,7 +40,9 @@ def test_compare_writes_a_folder_and_goes_on_in_it(tmp_path, told):
     arguments = ["compare", "--out", tmp_path, *SMALL, "--policies", "uniform"]
     # Without a terminal, progress is plain lines.
     assert "uniform: 4 of 4" in told(*arguments, "--target", "0.999")
-    more = ["--policies", "uniform,oort:alpha=1", "--rounds", "5", "--seeds", "3"]
+    arguments[-1] = "uniform,oort:alpha=1"
+    assert "all: 8 of 8" in told(*arguments, "--resume")  # uniform was finished
+    more = ["--rounds", "5", "--seeds", "3"]
     result = told(*arguments, *more, "--resume", "--format", "json")
     assert [row["policy"] for row in result["runs"]] == ["uniform", "oort"]
     assert result["runs"][0]["rounds_to_target"].keys() == {"mean", "std", "missing"}

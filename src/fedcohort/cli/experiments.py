@@ -59,10 +59,12 @@ def overrides(given: Mapping[str, Any], texts: Sequence[str] | None) -> dict[str
 
 
 @contextmanager
-def round_bars(settings: Mapping[str, Experiment]) -> Iterator[OnRound]:
+def round_bars(
+    settings: Mapping[str, Experiment], done: Mapping[str, int] | None = None
+) -> Iterator[OnRound]:
     """Show the progress of runs by name: one bar per run, and one for all of them."""
     rounds = {name: experiment.rounds for name, experiment in settings.items()}
-    with Progress(whole=sum(rounds.values())) as show:
+    with Progress(sum(rounds.values()), done) as show:
 
         def on_round(name: str, records: Sequence[RoundRecord]) -> None:
             measured = [r.accuracy for r in records if r.accuracy is not None]
@@ -183,11 +185,16 @@ def _run_several(
     settings: list[Setting], folder: Path, resume: bool, ray: str | None, format: Format
 ) -> None:
     from fedcohort.experiments.compare import in_turn, run_several
+    from fedcohort.experiments.results import read_histories
 
+    done = {}
+    for name in (name for name, _ in settings if resume):
+        if (folder / name / "rounds.jsonl").exists():
+            done[name] = min((len(h.rounds) for h in read_histories(folder / name)), default=0)
     runner: Runner = in_turn
     if ray is not None:
         from fedcohort.distribute import run_all as runner
-    with on_cluster(ray), round_bars(dict(settings)) as on_round:
+    with on_cluster(ray), round_bars(dict(settings), done) as on_round:
         results = run_several(settings, folder, resume=resume, on_round=on_round, runner=runner)
     show_results(results, [folder], format)
 
