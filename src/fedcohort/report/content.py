@@ -100,7 +100,7 @@ def _headline(rows: Sequence[ComparisonRow], baselines: Sequence[str]) -> str:
     best = measured[0]
     accuracy = f"{100 * best.accuracy.mean:.1f}%"
     if len(measured) == 1:
-        return f"{best.policy}: accuracy, {accuracy}."
+        return f"{best.policy} reaches an accuracy of {accuracy}."
     reached = f"{best.policy} reaches the highest accuracy, {accuracy}"
     if best.policy in baselines:
         return f"No policy is better than uniform selection: {reached}."

@@ -224,8 +224,9 @@ def accuracy_chart(
     y = alt.Y("y:Q", title="test accuracy", axis=alt.Axis(format=".0%"), scale=scale)
     xs = [row["x"] for row in rows if row["x"] > 0 or not log] or [0.1, 1.0]
     kind, format = ("log", "~g") if log else ("linear", "d")
+    ticks = 6 if log else max(1, min(6, int(max(xs) - min(xs))))  # at whole rounds
     x = alt.X("x:Q", title=axis).scale(type=kind, domain=[min(xs), max(xs)], nice=False)
-    x = x.axis(grid=False, tickCount=6, labelFlush=True, format=format)
+    x = x.axis(grid=False, tickCount=ticks, labelFlush=True, format=format)
     color = alt.Color("run:N", scale=alt.Scale(domain=ranked), legend=None)
     base = alt.Chart(alt.NamedData("lines")).encode(x=x, y=y, detail="run:N")
     on = base.transform_filter("indexof(highlighted, datum.run) >= 0 && !datum.baseline")
