@@ -52,6 +52,7 @@ def blocks(page: Path, kind: str) -> list[str]:
 
 
 def save(figure: Any, path: Path) -> None:
+    """Draw a figure into a file."""
     from fedcohort.report.figures import render
 
     path.write_bytes(render(figure, path.suffix))

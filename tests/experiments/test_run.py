@@ -137,8 +137,7 @@ def split(labels, clients, rng):
 """
 
 
-def test_policies_models_and_data_of_ones_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "POLICIES", dict(running.POLICIES))
+def test_policies_models_and_data_of_ones_own(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     path = tmp_path / "exp.toml"
     path.write_text(
@@ -190,9 +189,7 @@ def test_speeds_and_pace_are_settings(tmp_path):
     """Clients of unequal speed: who is slowest depends on the seed, and a deadline cuts a round."""
     slow = parse({"rounds": 3, "seeds": [0, 1], "device": "cpu", "durations": "log-normal:sigma=1"})
     fast = dataclasses.replace(slow, pace=Pace(deadline="50%"))
-    for name, experiment in (("slow", slow), ("fast", fast)):
-        run(experiment, tmp_path / name)
-    first, hurried = (read_histories(tmp_path / name) for name in ("slow", "fast"))
+    first, hurried = run(slow, tmp_path / "slow").histories, run(fast, tmp_path / "fast").histories
     assert first[0].rounds[0].seconds != first[1].rounds[0].seconds
     assert hurried[0].rounds[-1].elapsed < first[0].rounds[-1].elapsed
 
