@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pandas import DataFrame
 from scipy import sparse
 
 from fedcohort.exceptions import ConfigError, IncompatibleSketches
@@ -155,7 +156,8 @@ def test_zeros_and_ones_are_sets_of_columns():
     for i, row in enumerate(np.random.default_rng(0).integers(0, 15, (40, 6))):
         ones[0, i, row], ones[1, i, row + 15] = 1, 1
     sketches = []
-    for kind in (ones, ones.astype(bool), ones.astype(float), map(sparse.csr_matrix, ones)):
+    images, tables = ones.reshape(2, 40, 5, 6), map(DataFrame, ones)
+    for kind in (ones, ones > 0, ones.astype(float), map(sparse.csr_matrix, ones), images, tables):
         a, b = RaceSketch.minhash(rows=50), RaceSketch.minhash(rows=50)
         for sketch, x in zip((a, b), kind, strict=True):
             sketch.add(x)
@@ -167,6 +169,11 @@ def test_zeros_and_ones_are_sets_of_columns():
     tokens = RaceSketch.minhash(rows=5)
     tokens.add(list(3 * ones[0]))
     assert tokens.n == 40
+    for marks in (list(ones[0] > 0), (ones[0] > 0).tolist()):
+        with pytest.raises(ValueError, match="True is neither"):
+            tokens.add(marks)
+    with pytest.raises(ValueError, match="7 is one token"):
+        tokens.add([7, 8])
 
 
 def test_rows_of_whole_numbers_are_tokens_only_where_that_is_known():

@@ -238,9 +238,13 @@ def as_sets(sets: Iterable[Any]) -> Sets:
         return Sets(_hash_integers(np.concatenate(items)), starts)
     tokens = list(chain.from_iterable(items))
     kinds = set(map(type, tokens))
-    if not all(issubclass(kind, (str, bytes, int, np.integer)) for kind in kinds):
-        stranger = next(t for t in tokens if not isinstance(t, (str, bytes, int, np.integer)))
-        raise ValueError(f"minhash: token {stranger!r} is neither a string, bytes nor an integer")
+    strange = {k for k in kinds if k is bool or not issubclass(k, (str, bytes, int, np.integer))}
+    if strange:
+        token = next(token for token in tokens if type(token) in strange)
+        raise ValueError(
+            f"minhash: token {token!r} is neither a string, bytes nor an integer; "
+            "give marks of columns as one 0/1 matrix"
+        )
     if kinds == {int}:
         with suppress(OverflowError):  # named token by token below
             return Sets(_hash_integers(np.array(tokens, np.int64)), starts)
@@ -256,6 +260,8 @@ def _collection(item: Any) -> Any:
     if isinstance(item, np.ndarray):  # joined arrays of several types could become fractions
         safe = item.dtype.kind in "iu" and np.can_cast(item.dtype, np.int64)
         return item.ravel().astype(np.int64) if safe else item.ravel().tolist()
+    if not isinstance(item, Iterable):
+        raise ValueError(f"minhash: {item!r} is one token, not a set; give a list of sets")
     return item if isinstance(item, Collection) else list(item)
 
 
@@ -363,9 +369,10 @@ def _prepare(
 def _sets(family: Any, transform: Any, x: Any, y: ArrayLike | None) -> Iterator[Block]:
     if y is not None:
         raise ValueError("minhash sketches take no labels; add the label to the tokens instead")
-    dense = isinstance(x, np.ndarray) and x.ndim == 2 and x.dtype.kind in "biuf"
+    x = np.asarray(x) if hasattr(x, "__array__") else x  # a data frame, a tensor
+    dense = isinstance(x, np.ndarray) and x.ndim > 1 and x.dtype.kind in "biuf"
     if dense or hasattr(x, "tocsr"):
-        x = x if dense else x.tocsr()
+        x = x.reshape(len(x), -1) if dense else x.tocsr()
         for lo in range(0, x.shape[0], SETS_AT_A_TIME):
             yield partial(_sets_of_columns, x[lo : lo + SETS_AT_A_TIME])
         return
