@@ -182,6 +182,23 @@ def test_intervals_cover_what_the_buckets_see(name, sizes, bits, epsilon):
     assert abs(np.mean(values) - exact) < 0.2 * exact + 0.06
 
 
+@pytest.mark.parametrize(("buckets", "n", "epsilon"), [(256, 100, 1.0), (4096, 1000, None)])
+@pytest.mark.parametrize("exact", [0.0, 0.5, 1.0])
+def test_intervals_cover_where_most_buckets_hold_noise_or_nothing(buckets, n, epsilon, exact):
+    """20 pairs, seed 1: two may miss. Of private ones, .5 or 1 apart, more than half missed."""
+    rng, covered = np.random.default_rng(1), 0
+    laws = np.full((2, buckets), (1 - exact) / buckets)
+    laws[0, : buckets // 2] = laws[1, buckets // 2 :] = (1 + exact) / buckets
+    for _ in range(20):
+        pair = [RaceSketch.minhash(rows=4, buckets=buckets) for _ in laws]
+        for sketch, law in zip(pair, laws, strict=True):
+            sketch.counts, sketch.n = rng.multinomial(n, law, size=4), n
+        a, b = (s.privatize(epsilon, rng=rng) if epsilon else s for s in pair)
+        _, low, high = total_variation(a, b)
+        covered += low <= exact <= high
+    assert covered >= 18
+
+
 def test_the_interval_narrows_around_a_difference():
     a, b = RaceSketch.srp(6, rows=ROWS, bits=4), RaceSketch.srp(6, rows=ROWS, bits=4)
     x = np.random.default_rng(2).standard_normal((2, 20_000, 6))

@@ -30,7 +30,6 @@ from scipy.stats import hypergeom, norm
 
 from fedcohort.files.columns import FACTORS, PERIODS, Column, columns_of
 from fedcohort.sketch.race import BINS, ColumnCounts
-from fedcohort.sketch.uncertainty import noise_moments
 
 if TYPE_CHECKING:
     from fedcohort.sketch.race import RaceSketch
@@ -118,10 +117,9 @@ class _Side(NamedTuple):
 
 def _sides(marginals: Sequence[ColumnCounts]) -> list[_Side]:
     """Return each column of all clients, (clients, bins) and (clients, 1)."""
-    moments = np.array([float(m.n) for m in marginals]), *noise_moments(marginals)
-    n, variance, fourth = (moment[:, None] for moment in moments)
+    n, noise, fourth = np.array([(m.n, m.noise, m.fourth) for m in marginals], float).T[:, :, None]
     columns = np.stack([m.counts for m in marginals], axis=1).astype(float)
-    return [_Side(counts, n, variance, fourth) for counts in columns]
+    return [_Side(counts, n, noise, fourth) for counts in columns]
 
 
 def column_gaps(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:

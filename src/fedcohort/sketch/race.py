@@ -45,6 +45,16 @@ class _Counts:
     n: int | float = 0
     release: Release | None = None
 
+    @property
+    def noise(self) -> float:
+        """Variance of the noise on every count, 0 unless private."""
+        return 0.0 if self.release is None else self.release.variance
+
+    @property
+    def fourth(self) -> float:
+        """Fourth cumulant of that noise."""
+        return 0.0 if self.release is None else self.release.fourth
+
     def _sum(self, a: _Counts, b: _Counts) -> None:
         """Take over the counts of both."""
         self.counts, self.n, self.release = a.counts + b.counts, a.n + b.n, a.release or b.release
@@ -148,11 +158,6 @@ class RaceSketch(_Counts):
     def buckets(self) -> int:
         """Buckets of a row."""
         return self.family.buckets
-
-    @property
-    def noise(self) -> float:
-        """Variance of the noise on every count, 0 unless private."""
-        return 0.0 if self.release is None else self.release.variance
 
     @property
     def labeled(self) -> bool:

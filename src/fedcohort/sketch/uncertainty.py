@@ -34,7 +34,9 @@ SPLITS = 16  # thinnings that are averaged
 MIN_COUNT = 5  # records of a cell from which on its difference is taken as normal
 WIDTH = 1.96  # standard deviations on either side: 95 %
 STEEPEST = 1.7  # largest slope of the split estimate in d
-GRID = np.linspace(0.0, 12.0, 2401)
+ROOT = math.sqrt(2 * math.pi)
+GRID = np.linspace(0.0, 12.0, 2401)  # means of normal numbers, and of the sizes of such numbers
+FOLDED = 2 * np.exp(-(GRID**2) / 2) / ROOT + GRID * (1 - 2 * ndtr(-GRID))
 
 
 def too_few(readings: Readings) -> NDArray[np.bool_]:
@@ -86,14 +88,8 @@ def variances(a: RaceSketch, b: RaceSketch) -> tuple[float, float]:
     return _over_noise(sides, gap, noise), _over_sampling(sides, gap, noise)
 
 
-def noise_moments(sketches: Sequence[Any]) -> tuple[Floats, Floats]:
-    """Variance and fourth cumulant of the noise on a count, by sketch."""
-    moments = [(s.release.variance, s.release.fourth) if s.release else (0, 0) for s in sketches]
-    return tuple(np.array(moments, float).T)
-
-
 def _over_noise(sides: Sequence[RaceSketch], gap: Floats, noise: float) -> float:
-    fourth = sum(s.release.fourth / s.n**4 for s in sides if s.release is not None)
+    fourth = sum(s.fourth / s.n**4 for s in sides)
     clean = max(float((gap**2).sum()) - gap.size * noise, 0.0)
     total = float(noise_variance(clean, gap.size, noise, fourth))
     for s in sides:
@@ -129,7 +125,7 @@ def errors_to_global(sketches: Sequence[RaceSketch]) -> Floats:
     rest. Its scatter is estimated from the client and, where that is more, from all data together.
     """
     counts, n = np.sum([s.counts for s in sketches], axis=0), float(sum(s.n for s in sketches))
-    noise, fourth = noise_moments(sketches)
+    noise, fourth = np.array([(s.noise, s.fourth) for s in sketches]).T
     some = next((s.release for s in sketches if s.release is not None), None)
     trace = _trace(counts)
     rest, errors = sketches[0].empty_like(), np.empty(len(sketches))
@@ -153,7 +149,7 @@ def pair_errors(sketches: Sequence[RaceSketch]) -> Floats:
     """
     n = np.array([s.n for s in sketches], float)
     rows, buckets = sketches[0].counts.shape
-    one, two = noise_moments(sketches)
+    one, two = np.array([(s.noise, s.fourth) for s in sketches]).T
     inverse, noise, fourth = (np.add.outer(v, v) for v in (1 / n, one / n**2, two / n**4))
     noisy = noise_variance(rows * inverse, rows * buckets, noise, fourth)
     trace = _trace(np.sum([s.counts for s in sketches], axis=0))
@@ -229,12 +225,14 @@ def total_variation(a: RaceSketch, b: RaceSketch) -> Variation:
       is at most |m| in expectation. Exact counts are split by thinning, always alike; for noisy
       counts, the average over all splits is that of a normal d.
     - High: for normal d, E|d| = s h(m / s) with a convex h. By Jensen's inequality, the expected
-      sum of |d| is at least S h(2 T / S), S being the sum of s, which is solved for T. In cells of
-      fewer than five records d is not normal, and |d| counts in full.
+      sum of |d| is at least S h(2 T / S), S being the sum of s, which is solved for T.
 
-    One record changes the average of |d| by at most 2 / n, so the variance of T is at most
-    (1 / n_a + 1 / n_b) / 4 (Efron-Stein), plus that of the noise. The interval reaches 1.96
-    standard deviations beyond both estimates.
+    Cells with fewer than five records and little noise have no normal d, and |d| counts in full to
+    the high estimate. One record changes the average of |d| by at most 2 / n, so the variance of T
+    is at most (1 / n_a + 1 / n_b) / 4 (Efron-Stein), plus that of the noise. The interval reaches
+    1.96 standard deviations beyond both estimates, and further up for Laplace noise, whose mean
+    size is smaller than that of normal noise of the same variance. It covers T in at least 95 of
+    100 pairs of samples, and mostly in all.
 
     Examples
     --------
@@ -249,21 +247,24 @@ def total_variation(a: RaceSketch, b: RaceSketch) -> Variation:
     """
     a.check_alike(b)
     p, q = a.normalized(), b.normalized()
-    d, cells = p - q, a.rows * a.buckets
-    noise = sum(s.noise / s.n**2 for s in (a, b))
-    drawn = [np.clip(r * (1 - r), 0, None) / s.n for r, s in ((p, a), (q, b))]
-    s = np.sqrt(drawn[0] + drawn[1] + noise)
-    if a.private or b.private:
-        normal = np.ones(d.shape, bool)
-        low = _split_normal(d, s)
-    else:
-        normal = a.counts + b.counts >= MIN_COUNT
-        low = _split_counts(a, b)
-    high = _unfold(np.abs(d), s, normal)
-    error = math.sqrt((1 / a.n + 1 / b.n) / 4 + cells * noise / (4 * a.rows**2))
-    ends = low - STEEPEST * WIDTH * error, _unfold(np.abs(d), s, normal, 2 * WIDTH * error)
+    noise, fourth = np.sum([(s.noise / s.n**2, s.fourth / s.n**4) for s in (a, b)], axis=0)
+    size, s = np.abs(p - q), np.sqrt(_drawn(p, a.n) + _drawn(q, b.n) + noise)
+    normal = (a.counts + b.counts >= MIN_COUNT) | (a.noise + b.noise >= 1)
+    noisy = a.private or b.private
+    low = _split_normal(size[normal], s[normal]) / a.rows if noisy else _split_counts(a, b)
+    high = min(_unfold(size, s, normal), 1.0)
+    error = math.sqrt((1 / a.n + 1 / b.n + a.buckets / a.rows * noise) / 4)
+    tails = 0.0 if noise == 0 else 1 - (1 + fourth / noise**2 / 3) ** -0.5
+    more = 2 * WIDTH * error + FOLDED[0] * tails * a.buckets * math.sqrt(noise)
+    ends = low - STEEPEST * WIDTH * error, _unfold(size, s, normal, more)
     value, first, last = np.clip([(low + high) / 2, *ends], 0.0, 1.0).tolist()
     return Variation(value, first, last)
+
+
+def _drawn(q: Floats, n: float) -> Floats:
+    """Variance of each cell by sampling; noise must not make that of a row more than 1 / n."""
+    spread = np.clip(q * (1 - q), 0, None)
+    return np.asarray(spread / np.maximum(spread.sum(axis=1, keepdims=True), 1) / n)
 
 
 def total_variations(sketches: Sequence[RaceSketch]) -> list[list[Variation]]:
@@ -274,12 +275,11 @@ def total_variations(sketches: Sequence[RaceSketch]) -> list[list[Variation]]:
     return out
 
 
-def _split_normal(d: Floats, s: Floats) -> float:
-    """Average over all halves of a normal d: half tells the sign, half the size."""
-    t = np.abs(d) / np.where(s > 0, s, np.inf)
-    density = np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
-    sizes = np.abs(d) * (1 - 2 * ndtr(-t)) - 2 * s * density
-    return float(sizes.sum()) / 2 / len(d)
+def _split_normal(size: Floats, s: Floats) -> float:
+    """Average over all halves of normal differences: half tells the sign, half the size."""
+    t = size / np.where(s > 0, s, np.inf)
+    told = size * (1 - 2 * ndtr(-t)) - 2 * s * np.exp(-(t**2) / 2) / ROOT
+    return float(told.sum()) / 2
 
 
 def _split_counts(a: RaceSketch, b: RaceSketch) -> float:
@@ -294,12 +294,11 @@ def _split_counts(a: RaceSketch, b: RaceSketch) -> float:
 
 def _unfold(size: Floats, s: Floats, normal: NDArray[np.bool_], more: float = 0.0) -> float:
     """Return T for which the sums of |d| are expected, where `more` is added to their mean."""
-    rows = len(size)
-    rest = float(size[~normal].sum()) / rows
-    spread, seen = float(s[normal].sum()) / rows, float(size[normal].sum()) / rows + more
+    rest, seen, spread = (
+        float(x.sum()) / len(size) for x in (size[~normal], size[normal], s[normal])
+    )
     if spread == 0:
-        return (rest + seen) / 2
-    folded = 2 * np.exp(-(GRID**2) / 2) / math.sqrt(2 * math.pi) + GRID * (1 - 2 * ndtr(-GRID))
-    ratio = seen / spread
-    solved = ratio if ratio >= folded[-1] else float(np.interp(ratio, folded, GRID))
+        return (rest + seen + more) / 2
+    ratio = (seen + more) / spread
+    solved = ratio if ratio >= FOLDED[-1] else float(np.interp(ratio, FOLDED, GRID))
     return (rest + spread * solved) / 2
