@@ -1,15 +1,13 @@
 """A newcomer with unlabeled data: which clients are nearest, and from which model to start.
 
 Every client is compared with the newcomer, exactly, and ranked by D2 + z s: D2 is the debiased
-squared distance (see `sketch.distances`), s the part of its standard error that is due to the
-client's own sampling and noise, and z the normal quantile that all of N numbers stay below with
-probability 95%. The smallest of many unbiased D2 likely belongs to a small client that was lucky;
-z s is how lucky the luckiest of N can be.
+squared distance, s the part of its standard error that is due to the client's own sampling and
+noise, and z the normal quantile that all of N numbers stay below with probability 95%. The smallest
+of many unbiased D2 likely belongs to a small client that was lucky; z s is how lucky it can be.
 
 ``match`` averages the models of the nearest clients by the weights with which their sketches add up
-to the newcomer's; it was the best strategy wherever it was measured (docs/personalize.md).
-``nearest`` is the nearest client's model, and ``plain`` that by the distance of the paper's
-algorithm 2 (Liu et al., paper 0), not debiased. The averages and the limit are ours.
+to the newcomer's. ``nearest`` is the nearest client's model, and ``plain`` that by the distance of
+the paper's algorithm 2 (Liu et al., paper 0), not debiased. The averages and the limit are ours.
 
 A newcomer is near if its squared distance is at most the 95% quantile of those of the warm clients,
 each a newcomer among the others, or at most its own standard error: a distance that sampling and
@@ -34,7 +32,7 @@ from fedcohort.options import unknown
 from fedcohort.personalize.models import average
 from fedcohort.personalize.registry import NO_MODEL, Registry, check_size
 from fedcohort.rounds import ClientId, check_id, stream
-from fedcohort.sketch.distances import Stack, error_variance, gram
+from fedcohort.sketch.distances import Stack, distance, error_variance, gram
 from fedcohort.sketch.race import RaceSketch
 from fedcohort.sketch.transforms import difference
 from fedcohort.sketch.uncertainty import possible_luck, squared_error, too_few
@@ -78,8 +76,9 @@ def nearest(
     `plain` ranks by the paper's distance, which is not debiased. `with_model` leaves out clients
     without a model or a reference to one, and `without` one client, such as the one that asks.
     """
-    options = {"plain": plain, "with_model": with_model}
-    return nearest_of_each(registry, [sketch], k, without=[without], **options)[0]
+    return nearest_of_each(
+        registry, [sketch], k, without=[without], plain=plain, with_model=with_model
+    )[0]
 
 
 def nearest_of_each(
@@ -103,7 +102,7 @@ def nearest_of_each(
         check_size("the newcomer", sketch)
     ranked = _scan(registry, sketches, k + SPARE, plain, with_model)
     return [
-        _neighbors(sketch, dict(islice(_read(registry, numbers, client), k)))
+        [_neighbor(sketch, *one) for one in islice(_read(registry, numbers, client), k)]
         for sketch, numbers, client in zip(sketches, ranked, without, strict=True)
     ]
 
@@ -145,8 +144,7 @@ def _blocks(
         f"{having * with_model} ORDER BY number LIMIT ?"
     )
     for page in registry.db.pages(sql, max(1, min(4096, CELLS // cells))):
-        columns = [np.array(column) for column in zip(*(row[:4] for row in page), strict=True)]
-        numbers, n, noise, sizes = columns
+        numbers, n, noise, sizes = map(np.array, zip(*(row[:4] for row in page), strict=True))
         whole = np.isfinite(n) & np.isfinite(noise) & (n >= 2)
         for width in (1, 2, 4, 8):
             of_width = np.flatnonzero(whole & (sizes == width * cells))
@@ -179,15 +177,9 @@ def _read(
             )
 
 
-def _neighbors(sketch: RaceSketch, near: dict[ClientId, RaceSketch]) -> list[Neighbor]:
-    if not near:
-        return []
-    stack = Stack(list(near.values()))
-    excess = stack.error_variance() + Stack([sketch]).error_variance()
-    squares = (stack.squares_to(sketch.normalized()) - excess).tolist()
-    errors = [squared_error(sketch, other) for other in near.values()]
-    rows = zip(near, squares, errors, strict=True)
-    return [Neighbor(client, max(sq, 0.0) ** 0.5, sq, error) for client, sq, error in rows]
+def _neighbor(sketch: RaceSketch, client: ClientId, other: RaceSketch) -> Neighbor:
+    square = distance(sketch, other, "mmd") * sketch.rows
+    return Neighbor(client, max(square, 0.0) ** 0.5, square, squared_error(sketch, other))
 
 
 def best_mixture(

@@ -14,7 +14,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -201,7 +201,7 @@ def sqlite_errors(path: Path) -> Iterator[None]:
         raise DataError(f"{path}: {error}") from error
 
 
-class Registry:
+class Registry(AbstractContextManager["Registry"]):
     """Sketches and models of warm clients.
 
     Any number of processes may read while one writes; writers take turns. A folder that cannot be
@@ -247,9 +247,6 @@ class Registry:
     def close(self) -> None:
         """Close the database."""
         self.db.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

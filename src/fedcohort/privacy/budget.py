@@ -4,8 +4,7 @@ Releases of the same data compose in two ways, and the better bound counts: epsi
 up; or their zero-concentrated costs rho add up and give epsilon = rho + 2 sqrt(rho ln(1 / delta))
 for the ledger's delta (Bun and Steinke 2016), which grows like a square root for many releases.
 
-A ledger is one account: everything paid from it adds up, however the data are called and cut. Two
-ledgers know nothing of each other; whoever holds data keeps one for all of them. A release is
+Two ledgers know nothing of each other: whoever holds data keeps one for all of them. A release is
 stored beside the ledger in the step that pays for it, until it has been delivered.
 """
 

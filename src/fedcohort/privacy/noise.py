@@ -1,8 +1,8 @@
 """Noise for counts: exact samples, and how much of it a privacy budget asks for.
 
-Floating-point samplers leak through the gaps between numbers. These follow Canonne, Kamath,
-Steinke: The Discrete Gaussian for Differential Privacy (2020), algorithms 1 to 3, for many cells at
-once: every decision compares integers of 64 bits.
+Floating-point samplers leak through the gaps between numbers. These compare integers of 64 bits,
+as algorithms 1 to 3 of Canonne, Kamath, Steinke: The Discrete Gaussian for Differential Privacy
+(2020).
 
 One record changes exactly one count in each row: adding or removing it moves `rows` counts by
 one, replacing it moves at most 2 * rows. That is the L1 sensitivity of Laplace noise, whose scale

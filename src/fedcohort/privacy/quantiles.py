@@ -1,21 +1,17 @@
 """Private centers and scales of columns, from quartiles within public bounds.
 
 The range between public bounds is cut into equal cells; a value outside counts in the first or the
-last cell. For the quantile a/b of n values, a cell with `below` values before it and `upto` values
-up to its end misses the quantile by
-
-    d = max(0, b * below - a * n, a * n - b * upto),
-
-a whole number that is 0 for the cell which holds the quantile. The exponential mechanism (McSherry
-and Talwar 2007) draws a cell with probability proportional to exp(-epsilon d / (2 s)), where s is
-the most by which one record changes any d. This protects one record with epsilon:
+last. For the quantile a/b of n values, a cell with `below` values before it and `upto` values up to
+its end misses the quantile by d = max(0, b * below - a * n, a * n - b * upto), which is 0 for the
+cell that holds it. The exponential mechanism (McSherry and Talwar 2007) draws a cell with
+probability proportional to exp(-epsilon d / (2 s)), where s is the most by which one record changes
+any d. This protects one record with epsilon:
 
 - add-remove: `below` and `upto` change by 0 or 1 and n by 1, so s = max(a, b - a);
 - replace: n stays and `below` and `upto` change by at most 1, so s = b, which also holds where a
   value becomes missing, or the reverse.
 
-The number of values is not published. Cells are drawn exactly: one drawn uniformly is kept with
-probability exp(-epsilon (d - smallest d) / (2 s)).
+The number of values is not published. Cells are drawn exactly, by rejection.
 """
 
 from __future__ import annotations
@@ -106,11 +102,7 @@ def private_constants(
 
 
 def constants_release(columns: int, epsilon: float) -> Release:
-    """Return what `private_constants` of so many columns costs, for the budget.
-
-    A draw with epsilon is epsilon^2 / 2 zero-concentrated (Bun and Steinke 2016); the costs of the
-    draws add up.
-    """
+    """Return the cost of `private_constants`: its draws add up, each epsilon^2 / 2 in rho."""
     draws = len(QUARTILES) * columns
     rho = draws * (epsilon / draws) ** 2 / 2
     return Release("exponential", epsilon, 0.0, "add-remove", "private", 0.0, 0.0, rho)

@@ -153,7 +153,6 @@ class SketchSize(NamedTuple):
 
     rows: int
     bits: int
-    buckets: int
     signal_to_noise: float
     error: float
 
@@ -197,4 +196,4 @@ def _expect(n: float, rows: int, bits: float, noise: Release) -> SketchSize:
     variance = noise_variance(square + 2 * rows / n, rows * buckets, cell, 2 * noise.fourth / n**4)
     ratio = square / math.sqrt(variance) if variance > 0 else math.inf
     error = math.sqrt((0.3 + 1 / bits) ** 2 / rows + 1 / ratio**2)
-    return SketchSize(rows, round(bits), round(buckets), ratio, error)
+    return SketchSize(rows, round(bits), ratio, error)

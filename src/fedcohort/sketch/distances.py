@@ -67,10 +67,7 @@ class Stack:
         step = max(1, CHUNK // (len(self) * self.buckets))
         for lo in range(0, self.rows, step):
             rows = slice(lo, lo + step)
-            if isinstance(self._tables, np.ndarray):
-                part = self._tables[:, rows].astype(float)
-            else:
-                part = np.array([table[rows] for table in self._tables], float)
+            part = np.array([table[rows] for table in self._tables], float)
             part /= self.n[:, None, None]
             yield rows, part
 

@@ -234,8 +234,6 @@ def as_sets(sets: Iterable[Any]) -> Sets:
     items = [_collection(item) for item in sets]
     starts = np.zeros(len(items) + 1, np.int64)
     np.cumsum([len(item) for item in items], out=starts[1:])
-    if items and all(isinstance(item, np.ndarray) for item in items):
-        return Sets(_hash_integers(np.concatenate(items)), starts)
     tokens = list(chain.from_iterable(items))
     kinds = set(map(type, tokens))
     strange = {k for k in kinds if k is bool or not issubclass(k, (str, bytes, int, np.integer))}
@@ -257,9 +255,8 @@ def _collection(item: Any) -> Any:
             f"minhash: {item[:40]!r} is one string, not a set of tokens; "
             "split it, or give the sketch a Tokenizer"
         )
-    if isinstance(item, np.ndarray):  # joined arrays of several types could become fractions
-        safe = item.dtype.kind in "iu" and np.can_cast(item.dtype, np.int64)
-        return item.ravel().astype(np.int64) if safe else item.ravel().tolist()
+    if isinstance(item, np.ndarray):
+        return item.ravel().tolist()  # joined arrays of several types could become fractions
     if not isinstance(item, Iterable):
         raise ValueError(f"minhash: {item!r} is one token, not a set; give a list of sets")
     return item if isinstance(item, Collection) else list(item)
