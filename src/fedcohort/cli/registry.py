@@ -197,14 +197,14 @@ def nearest(
     """
     from fedcohort.files.sketching import load_sketch
     from fedcohort.personalize import ColdStart
-    from fedcohort.personalize.models import pack
+    from fedcohort.personalize.models import content_of
 
     limit = typed(Literal["auto"] | float | None, parse_value(max_distance), "--max-distance")
     with _open(registry) as warm:
         start = ColdStart(warm, max_distance=limit)
         advice = start.advise(load_sketch(sketch), strategy, k)
         if out is not None:
-            write_file(out, pack(start.model(advice)))
+            write_file(out, content_of(start.model(advice)))
         _show_advice(warm, advice, format)
     if out is not None and format != "json":
         typer.echo(f"wrote {out}")

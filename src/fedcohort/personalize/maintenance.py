@@ -124,7 +124,7 @@ def add_folder(
     for name in names:
         try:
             client = clients.get(name, name.removesuffix(SKETCH))
-            registry.add_many([_record(root, name, client, details.get(name))], replace=replace)
+            registry.add_many([_record(root, name, client, details.get(name, {}))], replace=replace)
             count += 1
         except (FedcohortError, OSError) as error:
             skipped[name] = str(error)
@@ -145,12 +145,11 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _record(folder: Path, name: str, client: Any, details: Any) -> Record:
-    stated = {} if details is None else details
     if Path(name).name != name or not name.endswith(SKETCH):
         raise DataError(f"{folder / INDEX}: {name!r:.80} is not the name of a sketch file")
-    if not isinstance(stated, dict) or not isinstance(stated.get("metadata", {}), dict):
+    if not isinstance(details, dict) or not isinstance(details.get("metadata", {}), dict):
         raise DataError(f"{folder / DETAILS}: the details of {name!r:.80} are not an object")
     path, model = folder / name, (folder / name).with_suffix(SUFFIX)
     refuse_links(path, model)
-    facts = stated.get("reference"), stated.get("metadata", {})
+    facts = details.get("reference"), details.get("metadata", {})
     return Record(client, RaceSketch.load(path), model if model.exists() else None, *facts)

@@ -21,18 +21,13 @@ SUFFIX = ".safetensors"
 
 def content_of(model: Model) -> bytes:
     """Return named arrays, or a safetensors file, as the content of such a file."""
-    if not isinstance(model, str | os.PathLike):
-        return pack(model)
-    try:
-        return Path(model).read_bytes()
-    except OSError as error:
-        raise DataError(f"model file {model} cannot be read: {error.strerror}") from None
-
-
-def pack(model: Mapping[str, ArrayLike]) -> bytes:
-    """Return named arrays as the content of a safetensors file, whatever their order."""
     from safetensors.numpy import save
 
+    if isinstance(model, str | os.PathLike):
+        try:
+            return Path(model).read_bytes()
+        except OSError as error:
+            raise DataError(f"model file {model} cannot be read: {error.strerror}") from None
     if not model:
         raise ValueError("a model needs at least one array")
     arrays = {}

@@ -57,10 +57,8 @@ class GlobalSketch:
         self.until = max(self.until, round_number)
         if not fresh.size:
             return ()
-        arrived = tuple(available)
-        if fresh.size < len(available):
-            arrived = tuple(available[i] for i in fresh.tolist())
-        new = tuple(c for c in arrived if c not in self.seen) if self.seen else arrived
+        arrived = [available[i] for i in fresh.tolist()]
+        new = tuple(c for c in arrived if c not in self.seen)
         self.seen.update(dict.fromkeys(new, round_number))
         self.changes += 1
         if self._settle_cap(signals) or len(new) < len(arrived):
@@ -84,10 +82,9 @@ class GlobalSketch:
             self._add(readings[part])
 
     def _add(self, readings: NDArray[Any]) -> None:
-        filled = readings["n"] > 0
-        if not filled.any():
+        readings = readings[readings["n"] > 0]
+        if not len(readings):
             return
-        readings = readings if filled.all() else readings[filled]
         n, large = readings["n"], readings["n"] > self.cap
         q = readings["counts"] * (1 / n)[:, None, None]
         self.clients += len(n)

@@ -110,6 +110,7 @@ class RaceSketch(_Counts):
     def __init__(self, family: HashFamily, transform: Transform | Tokenizer | None = None) -> None:
         super().__init__(np.zeros((family.rows, family.buckets), np.int64))
         self.family = family
+        self.rows, self.buckets = family.rows, family.buckets
         self.transform = Transform() if transform is None else transform
         self.columns: tuple[dict[str, Any], ...] = ()
         self.marginals: ColumnCounts | None = None
@@ -148,16 +149,6 @@ class RaceSketch(_Counts):
     ) -> Self:
         """Sketch of vectors by Euclidean distance; see `hashing.PStable`. Labels add to `dim`."""
         return cls(PStable(_width(transform, dim), rows, width, buckets, seed), transform)
-
-    @property
-    def rows(self) -> int:
-        """Number of hash functions."""
-        return self.family.rows
-
-    @property
-    def buckets(self) -> int:
-        """Buckets of a row."""
-        return self.family.buckets
 
     @property
     def labeled(self) -> bool:
@@ -218,8 +209,7 @@ class RaceSketch(_Counts):
 
     def check_alike(self, other: RaceSketch) -> None:
         """Raise IncompatibleSketches unless both were made with the same settings."""
-        alike = self.family == other.family and self.transform == other.transform
-        if not alike or self.columns != other.columns:
+        if self.spec != other.spec:
             raise IncompatibleSketches(difference(self.spec, other.spec))
 
     def add(self, x: Any, y: ArrayLike | None = None) -> None:
