@@ -6,19 +6,15 @@ import pytest
 from fedcohort.personalize import Registry
 from fedcohort.sketch.race import RaceSketch
 
-EMPTY = RaceSketch.srp(dim=2, rows=30, bits=3, seed=0)
-
-
-def sketch_of(angle, seed=0, n=200, spread=0.2, empty=EMPTY):
-    """Sketch of a cloud of points in the direction of an angle."""
-    made = empty.empty_like()
-    center = [np.cos(angle), np.sin(angle)]
-    made.add(np.random.default_rng(seed).normal(center, spread, (n, 2)))
-    return made
-
 
 @pytest.fixture
 def make():
+    def sketch_of(angle, seed=0, n=200):
+        """Sketch of a cloud of points in the direction of an angle."""
+        sketch, center = RaceSketch.srp(dim=2, rows=30, bits=3), [np.cos(angle), np.sin(angle)]
+        sketch.add(np.random.default_rng(seed).normal(center, 0.2, (n, 2)))
+        return sketch
+
     return sketch_of
 
 

@@ -31,18 +31,14 @@ def models_of(registry):
 
 
 def test_what_goes_in_comes_out(registry, make):
-    sketch = make(0.0)
-    turned = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    sketch, turned = make(0.0), np.asfortranarray(np.arange(6.0).reshape(2, 3))
     model = {**MODEL, "turned": turned, "scalar": np.float64(3.0)}
     registry.add("ann", sketch, model, metadata={"site": "north", "year": 2024})
-    assert len(registry) == 1
     assert registry.sketch("ann") == sketch
     loaded = registry.model("ann")
     assert loaded.keys() == model.keys()
     for name, values in model.items():
-        assert loaded[name].shape == values.shape
-        assert loaded[name].dtype == values.dtype
-        np.testing.assert_array_equal(loaded[name], values)
+        np.testing.assert_array_equal(loaded[name], values, strict=True)
     entry = registry.get("ann")
     assert entry.metadata == {"site": "north", "year": 2024}
     assert (entry.n, entry.privacy, entry.reference) == (200.0, None, None)
@@ -52,7 +48,7 @@ def test_what_goes_in_comes_out(registry, make):
     assert registry.get("bob").privacy == "epsilon=2"
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(client=st.text(min_size=1))
 def test_any_text_is_an_id_and_none_becomes_a_path(registry, make, client):
     before = set(registry.path.parent.rglob("*"))
@@ -65,12 +61,14 @@ def test_any_text_is_an_id_and_none_becomes_a_path(registry, make, client):
     assert len(registry) == 0
 
 
-def test_ids_that_are_no_text_are_refused(registry, make):
+def test_wrong_and_unknown_ids_are_refused(registry, make):
     for client in (7, None, b"ann", "", "lone \ud800"):
-        with pytest.raises(ConfigError, match="client id"):
-            registry.add(client, make(0.0), MODEL)
-        with pytest.raises(ConfigError, match="client id"):
-            registry.get(client)
+        for act in (lambda c: registry.add(c, make(0.0), MODEL), registry.get):
+            with pytest.raises(ConfigError, match="client id"):
+                act(client)
+    for act in (registry.get, registry.sketch, registry.model, registry.remove):
+        with pytest.raises(UnknownClient, match="no client 'nobody'"):
+            act("nobody")
     assert len(registry) == 0
 
 
@@ -95,9 +93,11 @@ def test_unlike_sketches_are_refused_and_told_apart(registry, make):
         (200, {"model": {}}, "a model needs at least one array"),
         (200, {"model": {"w": np.array(["a"])}}, "'w' must name an array of numbers"),
         (200, {"model": {3: np.zeros(1)}}, "3 must name an array of numbers"),
+        (200, {"model": {"w": np.zeros(100)}}, "'ann': a model of .* keep it elsewhere"),
     ],
 )
-def test_mistakes_are_named_and_nothing_is_added(registry, make, n, options, message):
+def test_mistakes_are_named_and_nothing_is_added(registry, make, monkeypatch, n, options, message):
+    monkeypatch.setattr("fedcohort.personalize.registry.MAX_MODEL", 800)
     with pytest.raises((FedcohortError, ValueError), match=message):
         registry.add("ann", make(0.0, n=n), **options)
     assert len(registry) == 0
@@ -190,13 +190,6 @@ def test_safetensors_files_are_copied_and_others_refused(registry, make, tmp_pat
     assert check(registry) == []
 
 
-def test_a_model_that_does_not_fit_is_refused(registry, make, monkeypatch):
-    monkeypatch.setattr("fedcohort.personalize.registry.MAX_MODEL", 100)
-    with pytest.raises(ConfigError, match=r"'ann': a model of .* keep it elsewhere"):
-        registry.add("ann", make(0.0), {"w": np.zeros(100)})
-    assert len(registry) == 0
-
-
 def test_many_clients_are_added_all_or_none(registry, make):
     good = [Record(f"c{i}", make(i / 10, i), {"w": np.array([float(i)])}) for i in range(20)]
     assert registry.add_many(good) == 20
@@ -206,12 +199,6 @@ def test_many_clients_are_added_all_or_none(registry, make):
         registry.add_many(bad)
     assert len(registry) == 20
     assert len(models_of(registry)) == 20
-
-
-def test_unknown_clients(registry):
-    for act in (registry.get, registry.sketch, registry.model, registry.remove):
-        with pytest.raises(UnknownClient, match="no client 'nobody'"):
-            act("nobody")
 
 
 def test_folders_that_are_no_registry(tmp_path, registry):

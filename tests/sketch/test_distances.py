@@ -110,12 +110,6 @@ def test_odd_clients_get_nan_and_spoil_nobody():
             distance(made[few], made[2])
     with pytest.raises(ValueError, match="no distribution"):
         made[0].normalized()
-
-
-def test_what_is_not_supported_is_refused():
-    made = clients((5, 6))
-    with pytest.raises(ValueError, match="unknown kind"):
-        distance_matrix(made, "euclid")
     with pytest.raises(ValueError, match="no sketches"):
         distance_matrix([])
     with pytest.raises(ValueError, match="empty"):
