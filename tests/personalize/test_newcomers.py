@@ -166,16 +166,6 @@ def test_a_newcomer_gets_the_model_of_its_kind_or_the_global_one(warm, make, str
     assert start.model(far)["w"][0] == -1.0
 
 
-def test_newcomers_like_the_warm_are_rarely_sent_away(registry, make):
-    """By construction 1 in 20; at most 8 of 60 is exceeded with probability 0.2% (binomial)."""
-    rng = np.random.default_rng(5)
-    for i in range(60):
-        registry.add(f"c{i}", make(rng.uniform(0, 6), i), reference="x")
-    start = ColdStart(registry)
-    away = sum(not start.advise(make(rng.uniform(0, 6), 1000 + i)).near for i in range(60))
-    assert away <= 8
-
-
 def test_the_limit_can_be_set_or_lifted(warm, make):
     for limit in (None, 1e3):
         assert ColdStart(warm, max_distance=limit).advise(make(5.2, 100)).near

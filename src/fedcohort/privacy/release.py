@@ -166,12 +166,11 @@ def sketch_size(
 ) -> SketchSize:
     """Recommend rows and bits for clients of n records of `dim` columns and a privacy budget.
 
-    Noise grows with the rows (one record is in all of them) and is in every bucket; few rows
-    estimate a distance roughly. The size minimizes the expected relative error of a squared
-    distance, spread(bits)^2 / rows + (error by noise / (rows * signal(bits)))^2, with a signal
-    fitted to images and Gaussian clusters, divided by Dirichlet(0.5): a bit is equal with
-    probability 0.68 in like classes and 0.48 in unlike ones, and about 9% of the mass differs. It
-    is a rough guide for other hashes than `srp`. More bits than columns make empty buckets.
+    Noise grows with the rows and is in every bucket; few rows estimate a distance roughly. The size
+    minimizes the expected relative error of a squared distance, spread(bits)^2 / rows + (error by
+    noise / (rows * signal(bits)))^2, with a signal fitted to images and Gaussian clusters, divided
+    by Dirichlet(0.5): a bit is equal with probability 0.68 in like classes and 0.48 in unlike ones,
+    and about 9% of the mass differs. It is a rough guide for other hashes than `srp`.
     """
     if not n >= 2:
         raise ValueError(f"sketch_size: n={n} records are too few to be measured")

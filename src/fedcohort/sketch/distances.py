@@ -7,13 +7,13 @@ Write q for a client's counts / n. Kinds of distance between sketches a and b:
   unbiased, so it can be negative.
 
 Row r of q, an average of n one-hot vectors, scatters around the true bucket probabilities p_r with
-E|q_r - p_r|^2 = (1 - |p_r|^2) / n, so small clients look far from everybody. This is estimated
-without bias by (1 - |q_r|^2) / (n - 1). Noise of variance s on every count adds
-rows * buckets * s / n^2. The sum of both is the client's *error variance*.
+E|q_r - p_r|^2 = (1 - |p_r|^2) / n, estimated without bias by (1 - |q_r|^2) / (n - 1): small clients
+look far from everybody. Noise of variance s on every count adds rows * buckets * s / n^2. The sum
+of both is the client's *error variance*.
 
-Debiased, which is the default, a squared Frobenius distance loses the error variance of each side;
-its expectation is then rows times the squared MMD, and a distance is the root of that, or 0 where
-chance left it negative. Clients without data get NaN; debiased, so do those of one record.
+Debiased, which is the default, a squared Frobenius distance loses the error variance of each side.
+It is then rows times the squared MMD in expectation, and its root is 0 where chance left it
+negative. Clients without data get NaN; debiased, so do those of one record.
 """
 
 from __future__ import annotations

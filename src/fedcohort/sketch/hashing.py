@@ -4,9 +4,8 @@
 
 Directions of `SRP` and `PStable` come from rotations x -> H D3 H D2 H D1 x: D are random signs, H
 the Walsh-Hadamard transform of the input padded with zeros to a power of two, m. Each yields m
-orthogonal directions for 3 log2(m) additions each, where a Gaussian matrix takes dim. These are
-done in a fixed order, so hashes are equal on every machine, and the bucket of a record depends on
-that record alone, as privacy requires.
+orthogonal directions for 3 log2(m) additions each, in a fixed order: the bucket of a record depends
+on that record alone, as privacy requires.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """Chance: standard errors of debiased squared distances, too few records, total variation.
 
 With the gap u = q_a - q_b, the debiased squared distance D is |u|^2 less both error variances. Two
-sources move it:
-
-- Noise, exactly: see `privacy.noise.noise_variance`. If n was estimated from noisy counts with
-  relative variance v, that side adds 4 v (q . u)^2.
-- Sampling, as an upper bound. One row contributes 4 u'Cu + 2 tr(C^2), with C the covariance of its
-  gap. All rows hash the same samples, and a sketch does not show how they move together; the
-  standard error of their sum is at most sqrt(rows * the sum of their variances).
+sources move it: noise, as `privacy.noise.noise_variance` says (and a side whose n was estimated
+from noisy counts with relative variance v adds 4 v (q . u)^2); and sampling. One row contributes
+4 u'Cu + 2 tr(C^2), with C the covariance of its gap. All rows hash the same samples, and a sketch
+does not show how they move together: the variance of their sum is at most rows times the sum.
 """
 
 from __future__ import annotations
@@ -42,8 +39,8 @@ FOLDED = 2 * np.exp(-(GRID**2) / 2) / ROOT + GRID * (1 - 2 * ndtr(-GRID))
 def too_few(readings: Readings) -> NDArray[np.bool_]:
     """Say which clients have too few records, or too few for their noise, to be compared.
 
-    The rule of profile, plan, explain and nearest, by sizes and noise alone: the standard error of
-    the squared distance, from 0 to 2, may exceed a half. Without noise, that is below four records.
+    By sizes and noise alone, the standard error of the squared distance, from 0 to 2, may exceed a
+    half. Without noise, that is below four records.
     """
     stack = Stack(readings)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -186,9 +183,8 @@ def cap_by_observed(squares: Floats, errors: Floats) -> Floats:
     at least one standard deviation of chance, be it symmetric or as skewed as a squared Gaussian.
     Fewer than ten such pairs change nothing.
     """
-    pairs = np.triu_indices(len(squares), 1)
-    below = squares[pairs] < 0
-    units = squares[pairs][below] / errors[pairs][below]
+    units = (squares / errors)[np.triu_indices(len(squares), 1)]
+    units = units[units < 0]
     if len(units) < 10:
         return errors
     return errors * min(1.0, 2 * float(np.sqrt((units**2).mean())))
@@ -197,8 +193,8 @@ def cap_by_observed(squares: Floats, errors: Floats) -> Floats:
 def error_at_center(stack: Stack) -> Floats:
     """Standard error of each client's debiased squared distance if the client were at the center.
 
-    The sampling part is at most sqrt(2) times its mean, which one squared Gaussian has; rows see
-    the same records, so their number does not help. Noise counts as Laplace noise.
+    The sampling part is at most sqrt(2) times its mean, as for one squared Gaussian: rows see the
+    same records, so their number does not help. Noise counts as Laplace noise.
     """
     noise = stack.rows * stack.buckets * stack.noise / stack.n**2
     sampling = np.maximum(stack.error_variance() - noise, 0.0)
