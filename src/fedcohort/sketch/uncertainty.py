@@ -250,7 +250,9 @@ def total_variation(a: RaceSketch, b: RaceSketch) -> Variation:
     low = _split_normal(size[normal], s[normal]) / a.rows if noisy else _split_counts(a, b)
     high = min(_unfold(size, s, normal), 1.0)
     error = math.sqrt((1 / a.n + 1 / b.n + a.buckets / a.rows * noise) / 4)
-    tails = 0.0 if noise == 0 else 1 - (1 + fourth / noise**2 / 3) ** -0.5
+    tails = 0.0
+    if noise > 0:  # and whole numbers are smaller than normal ones, if little
+        tails = 1 - (1 + fourth / noise**2 / 3) ** -0.5 + 1 / 12 / (a.noise + b.noise)
     more = 2 * WIDTH * error + FOLDED[0] * tails * a.buckets * math.sqrt(noise)
     ends = low - STEEPEST * WIDTH * error, _unfold(size, s, normal, more)
     value, first, last = np.clip([(low + high) / 2, *ends], 0.0, 1.0).tolist()
