@@ -3,7 +3,7 @@
 Each write is there whole or not at all, and the write-ahead log lets readers continue while one
 writer works. A model is known by the SHA-256 of its content; clients with equal models share one.
 Every sketch is kept twice: as the content of a sketch file, with its checksum, and as bare counts,
-which `search` scans. So there is no index to build, to damage or to wait for.
+which `newcomers` scans. So there is no index to build, to damage or to wait for.
 """
 
 from __future__ import annotations
