@@ -390,12 +390,20 @@ class TestTime:
         assert set(chosen) == {"b", "d"}
 
     def test_turns_bound_the_wait_where_clients_do_not_differ(self) -> None:
-        """Clients of one distribution: the fastest are taken, and one whose turn it is."""
+        """Clients of one distribution: those of one speed are taken, and one whose turn it is."""
         ids, _, signals = iid(40, 0, 0.0)
         signals.record("duration", {c: 1.0 + int(c) for c in ids}, 0)
         cohorts = run(SketchMatch(time=True, turns=1), ids, signals, 40)
         assert {i for c in cohorts for i in c} == set(range(40))
-        assert np.median(np.concatenate([c[1:] for c in cohorts])) < 8  # measured 5
+
+    def test_of_those_alike_one_that_is_twice_as_slow_is_used_half_as_often(self) -> None:
+        """Eight groups of five, each alone in its cohort, whatever the random half of a round."""
+        ids, _, signals = iid(40, 0, 0.0)
+        slow = {c: 1.0 + int(c) // 10 for c in ids}
+        cohorts = run(SketchMatch(pool="all", time=slow), ids, signals, 500)
+        used = np.bincount(np.concatenate(cohorts), minlength=40).reshape(4, 10).mean(axis=1)
+        np.testing.assert_allclose(used / used[0], [1, 1 / 2, 1 / 3, 1 / 4], atol=0.02)
+        assert all(len({i // 10 for i in c}) == 1 for c in cohorts)  # nobody waits for another
 
     def test_unknown_clients_count_as_the_median_and_news_is_noticed(self) -> None:
         ids, _, signals = federation(12)

@@ -75,7 +75,8 @@ class SketchMatch(Policy):
     time : bool, "ask" or mapping, default=False
         Whether a cohort's slowest member counts too: of the matched cohorts of the fastest 20 %, 30
         %, ... of the pool, take the one with the least log(seconds) + 10 D / D_random, D being its
-        distance and D_random that of random cohorts. Seconds are those of a client's last round and
+        distance and D_random that of random cohorts. Of clients that cannot be told apart, one
+        that is twice as slow is used half as often. Seconds are those of a client's last round and
         fade toward the median, at which unknown clients start, unless a mapping gives seconds by
         client or "ask" lets each state what it expects (8 bytes, and in Flower two training steps).
         Both need only be right relative to each other.
@@ -188,12 +189,8 @@ class SketchMatch(Policy):
             return Selection(())
         seconds = self._seconds(field.clients, signals, round.number) if self.timed else None
         size = min(round.size, pool.size)
-        if not field.differ and self.target is None:
-            first, rest = pool[: self.turns], pool[self.turns :]
-            if seconds is not None:
-                rest = rest[np.argsort(seconds[rest], kind="stable")]
-            chosen = np.append(first, rest)[:size].tolist()
-        elif self.in_epochs and field.gram is not None and size * _LARGE >= len(field.clients):
+        large = field.gram is not None and size * _LARGE >= len(field.clients)
+        if self.in_epochs and field.differ and large:
             chosen = self._from_epoch(field, size, seconds, rng)
         else:
             chosen = self._match(field, pool, self._goal(field, signals), size, seconds)
@@ -309,9 +306,12 @@ class SketchMatch(Policy):
                 pool=part, fixed=self.turns, variance=field.variance, gram=field.gram,
             )  # fmt: skip
 
+        alike = not field.differ and self.target is None
         turns, others = pool[: self.turns], pool[self.turns :]
         if seconds is None or not others.size:
-            return matched(pool)[0]
+            return pool[:size].tolist() if alike else matched(pool)[0]
+        if alike:
+            return self._of_one_speed(field.clients, turns, others, size - len(turns), seconds)
         cohorts, random = [], field.random(size) or np.inf
         for limit in np.unique(np.quantile(seconds[others], _CUTS)):
             part = np.append(turns, others[seconds[others] <= limit])
@@ -319,6 +319,21 @@ class SketchMatch(Policy):
                 chosen, far = matched(part)
                 cohorts.append((np.log(seconds[chosen].max()) + _SLOPE * far / random, chosen))
         return min(cohorts, key=itemgetter(0))[1]
+
+    def _of_one_speed(
+        self, clients: tuple[ClientId, ...], turns: Indices, others: Indices, size: int, time: Array
+    ) -> list[int]:
+        """Return a cohort of clients that cannot be told apart: those of one speed, in turn.
+
+        The fastest in every round would lose what only the others have. Taken where seconds times
+        uses are least, a client that is twice as slow is used half as often.
+        """
+        used = 1 + values_for(self.state.used, clients)
+        by_speed = others[np.argsort(time[others], kind="stable")]
+        starts = range(0, len(others) - size + 1, max(size, 1))
+        groups = [by_speed[start : start + size] for start in starts]
+        best = min(groups, key=lambda group: time[group].max() * used[group].mean())
+        return [*turns.tolist(), *best.tolist()]
 
     def _goal(self, field: _Field, signals: Signals) -> Array:
         """What the cohort should look like, less the center."""
