@@ -133,7 +133,7 @@ def planned_sizes():
     lines = []
     for n in (100, 1_000, 10_000, 100_000):
         sizes = [sketch_size(n, *budget) for budget in budgets.values()]
-        cells = [f"{s.rows} × {s.buckets}, {float(f'{s.signal_to_noise:.2g}'):g}" for s in sizes]
+        cells = [f"{s.rows} × {2**s.bits}, {float(f'{s.signal_to_noise:.2g}'):g}" for s in sizes]
         lines.append([f"{n:,}", *cells])
     return table(["records", *budgets], lines)
 

@@ -29,11 +29,14 @@ LATER = {
         ("again-uniform", "again"),
         ("again-hics-uniform", "again-hics"),
     ],
-    "benchmark-skip.json": [("skip-literal-uniform", "skip-literal-mnist", "skip-literal-fashion")],
+    "benchmark-skip.json": [
+        ("skip-literal-uniform", "skip-literal-mnist", "skip-literal-fashion"),
+        "skip-literal-cifar10",
+    ],
     "benchmark-papers.json": [
         *("papers-later", "papers-released", "papers-gradients", "papers-gradients-2"),
         *("papers-median", "papers-short-uniform", "papers-short"),
-        *("papers-2spc-uniform", "papers-2spc-fedcor"),
+        "papers-3-4",
     ],
 }
 
