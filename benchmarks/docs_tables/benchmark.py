@@ -196,7 +196,7 @@ def grid_rows(file):
         for name, part in by_name.items():
             accuracy = np.nanmean(values_of(part, "curve").astype(float), axis=1)
             row = {"setting": setting, "policy": part["experiment"]["policy"]["name"]}
-            yield row | {"variant": name, "mean accuracy over rounds %": mean(100 * accuracy, 3)}
+            yield row | {"variant": name, "mean accuracy over rounds %": mean(100 * accuracy, 4)}
 
 
 def grid(file):
