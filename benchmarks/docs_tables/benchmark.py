@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
 import numpy as np
 from docs_tables.results import (
@@ -30,6 +31,8 @@ from docs_tables.results import (
     values_of,
     with_shared_seeds,
 )
+
+from fedcohort.policies import POLICIES
 
 MARKS = {"faster": " ▲", "slower": " ▼"}
 
@@ -137,14 +140,15 @@ def ranking(file, *cases):
     The intervals of a column hold together. A cell has two lines, so that several fit on a page.
     """
     columns = [case_of(file, case) for case in cases]
-    names = set.intersection(*(set(by_name) for _, by_name, _ in columns)) - {"uniform"}
+    held = Counter(name for _, by_name, _ in columns for name in by_name)
+    names = sorted(name for name in held if is_ranked(name, held[name], len(columns)))
     lines = []
-    for name in sorted(names):
+    for name in names:
         logs, cells = [], []
         for _, by_name, target in columns:
-            part, base = by_name[name], by_name["uniform"]
-            if is_uniform_again(name, part):
-                cells.append("(uniform)")
+            part, base = by_name.get(name), by_name["uniform"]
+            if part is None or is_uniform_again(name, part):
+                cells.append("not run" if part is None else "(uniform)")
                 continue
             logs.append(log_ratios(part, base, target).mean())
             times, word = ratio(part, base, target, len(names))
@@ -157,19 +161,10 @@ def ranking(file, *cases):
     return table(header, [cells for _, cells in lines])
 
 
-def only_there(file, case):
-    """Policies that were run in this setting and in no other, against uniform: SETTING=TARGET."""
-    _, by_name, target = case_of(file, case)
-    others = [held for held in settings_of(file).values() if held is not by_name]
-    alone = {name: part for name, part in by_name.items()
-             if not (name.endswith(TUNED) or any(name in held for held in others))}  # fmt: skip
-    base, lines = by_name["uniform"], []
-    for name, part in alone.items():
-        points = difference(points_above(part, base), len(alone))
-        fewer = ratio(part, base, target, len(alone))
-        lines.append([name, rounds_cell(part, target), *fewer, *points])
-    header = ["policy", f"rounds to {target:.0%}", "fewer rounds", "verdict"]
-    return table([*header, "points of accuracy", "verdict"], lines)
+def is_ranked(name, count, columns):
+    """Whether a variant is in most columns as its authors set it, or in all of them."""
+    as_published = name in POLICIES or name.startswith("optimal-sampling")
+    return not name.startswith("uniform") and count >= (columns / 2 if as_published else columns)
 
 
 TUNED = ", best of grid"  # ends the name of a variant whose option development seeds chose
