@@ -72,10 +72,10 @@ def test_rows_are_means_over_seeds_and_say_what_is_missing():
 
 def test_changes_and_gains_are_paired_seed_by_seed():
     plain = run("uniform", [[0.5], [0.8], [0.7]])
-    base, row = comparison([plain, run("oort", [[0.6], [0.6]])])
+    base, row, _ = comparison([plain, run("oort", [[0.6], [0.6]]), run("delta", [[0.6], [0.6]])])
     assert base.accuracy_change.mean == 0 and base.gain is None
     assert row.accuracy_change.mean == pytest.approx((20 - 25) / 2)
-    assert row.gain == pytest.approx(paired_interval([0.1, -0.2]))
+    assert row.gain == pytest.approx(paired_interval([0.1, -0.2], comparisons=2))
     (alone,) = comparison([run("oort", [[0.6]])])
     assert alone.accuracy_change is None and alone.gain is None
 

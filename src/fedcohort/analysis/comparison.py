@@ -92,12 +92,14 @@ class Curve(NamedTuple):
 
 
 def comparison(results: Sequence[Run]) -> list[ComparisonRow]:
-    """Return one row per run, in the order of the results."""
+    """Return one row per run, in the order of the results; the intervals of all hold together."""
     every = Results(results)
-    return [_comparison_row(r, every.baseline(r)) for r in results]
+    baselines = [every.baseline(r) for r in results]
+    count = sum(b is not None and b is not r for r, b in zip(results, baselines, strict=True))
+    return [_comparison_row(r, b, count) for r, b in zip(results, baselines, strict=True)]
 
 
-def _comparison_row(r: Run, baseline: Run | None) -> ComparisonRow:
+def _comparison_row(r: Run, baseline: Run | None, comparisons: int) -> ComparisonRow:
     others = {} if baseline is None else {s.seed: s.accuracy for s in baseline.summaries}
     pairs = [(s.accuracy, others[s.seed]) for s in r.summaries if s.seed in others]
     pairs = [pair for pair in pairs if all(map(math.isfinite, pair))]
@@ -107,7 +109,7 @@ def _comparison_row(r: Run, baseline: Run | None) -> ComparisonRow:
         seeds=len(r.summaries),
         means={name: spread([getattr(s, name) for s in r.summaries]) for name in NUMBERS},
         accuracy_change=spread(changes) if pairs else None,
-        gain=None if baseline is r else paired_interval([a - b for a, b in pairs]),
+        gain=None if baseline is r else paired_interval([a - b for a, b in pairs], comparisons),
     )
 
 

@@ -183,8 +183,9 @@ def cap_by_observed(squares: Floats, errors: Floats) -> Floats:
     at least one standard deviation of chance, be it symmetric or as skewed as a squared Gaussian.
     Fewer than ten such pairs change nothing.
     """
-    units = (squares / errors)[np.triu_indices(len(squares), 1)]
-    units = units[units < 0]
+    pairs = np.triu_indices(len(squares), 1)
+    below = squares[pairs] < 0  # never with an error of 0
+    units = squares[pairs][below] / errors[pairs][below]
     if len(units) < 10:
         return errors
     return errors * min(1.0, 2 * float(np.sqrt((units**2).mean())))
