@@ -29,6 +29,7 @@ LATER = {
         ("again-uniform", "again"),
         ("again-hics-uniform", "again-hics"),
     ],
+    "benchmark-time.json": ["time-more"],
     "benchmark-skip.json": [
         ("skip-literal-uniform", "skip-literal-mnist", "skip-literal-fashion"),
         "skip-literal-cifar10",
