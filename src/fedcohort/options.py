@@ -125,14 +125,7 @@ def unknown(kind: str, name: object, names: Iterable[str], where: str = "") -> C
 def checked_options(
     owner: str, maker: Callable[..., Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options in the types that the signature of `maker` declares.
-
-    Examples
-    --------
-    >>> def ring(radius: Positive, closed: bool = True): ...
-    >>> checked_options("ring", ring, {"radius": 2})
-    {'radius': 2.0}
-    """
+    """Return the options in the types that the signature of `maker` declares."""
     parameters, hints = _signature(maker)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return dict(options)
@@ -283,19 +276,14 @@ def _checking(init: Callable[..., None]) -> Callable[..., None]:
         for name in names:
             hint, where = _signature(init)[1].get(name), f"{type(self).__name__}: {name}"
             if _is_plain(hint):
-                value = typed(hint, bound.arguments[name], where)
-                bound.arguments[name] = _not_extreme(value, where)
+                bound.arguments[name] = value = typed(hint, bound.arguments[name], where)
+                if isinstance(value, float) and value and not SMALLEST <= abs(value) <= LARGEST:
+                    sizes = f"{SMALLEST:g} and {LARGEST:g}"
+                    raise ConfigError(f"{where}={value!r} must be 0 or of a size between {sizes}")
         self._options = {name: bound.arguments[name] for name in names}
         return init(*bound.args, **bound.kwargs)
 
     return check
-
-
-def _not_extreme(value: Any, where: str) -> Any:
-    if isinstance(value, float) and value and not SMALLEST <= abs(value) <= LARGEST:
-        sizes = f"{SMALLEST:g} and {LARGEST:g}"
-        raise ConfigError(f"{where}={value!r} must be 0 or of a size between {sizes}")
-    return value
 
 
 def _is_plain(hint: Any) -> bool:

@@ -18,20 +18,8 @@ PATIENCE = 2.0  # seconds of work whose progress nobody needs to see
 class Progress:
     """Tasks with a name, a count and a note: a Rich bar or a line per tenth for each.
 
-    Parameters
-    ----------
-    whole : int, optional
-        Steps of all tasks together; with it there is a line for the whole.
-    done : mapping of str to int, optional
-        Steps by task that were done before, of the whole.
-    patience : float, default=0
-        Seconds before anything is shown.
-
-    Examples
-    --------
-    >>> with Progress() as show:
-    ...     for i in range(3):
-    ...         show("reading", i + 1, 3)
+    With `whole`, the steps of all tasks, there is a line for all; `done`, by task, were done
+    before. Nothing is shown in the first `patience` seconds.
     """
 
     def __init__(
@@ -77,13 +65,7 @@ class Progress:
 
 
 def watched(items: Iterable[T], name: str, total: int) -> Iterator[T]:
-    """Yield the items; work that takes longer than `PATIENCE` shows its progress.
-
-    Examples
-    --------
-    >>> list(watched("ab", "reading", total=2))
-    ['a', 'b']
-    """
+    """Yield the items; work that takes longer than `PATIENCE` shows its progress."""
     with Progress(patience=PATIENCE) as show:
         for done, item in enumerate(items, start=1):
             yield item

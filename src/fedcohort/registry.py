@@ -68,11 +68,6 @@ def make(
     """Return the object that ``name:key=value`` describes; an object is returned as it is.
 
     The name may also be ``FILE.py:OBJECT``; see `load_object`. Options are checked as declared.
-
-    Examples
-    --------
-    >>> make("number", "ratio:top=2", {"ratio": lambda top, bottom: top / bottom}, {"bottom": 4})
-    0.5
     """
     if isinstance(spec, type):
         raise ConfigError(f"{kind} {spec.__name__} is a class; give an object: {spec.__name__}()")

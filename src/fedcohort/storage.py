@@ -165,14 +165,6 @@ def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
 
     It holds dicts with string keys, lists, tuples (they come back as lists), None, bool, int,
     float, str, NumPy scalars and arrays without objects.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(f"{folder}/x.ckpt", {"round": 3, "model": np.arange(2.0)})
-    ...     load(f"{folder}/x.ckpt")
-    {'round': 3, 'model': array([0., 1.])}
     """
     arrays: list[np.ndarray[Any, Any]] = []
     tree = _pack(state, arrays, "state")

@@ -200,7 +200,10 @@ def check_save_and_restore(factory: Factory) -> None:
         for place in (1, 4, rounds - 2):
             first = _session(factory, cohort_size)
             start = _run(first, _names(20), place)
-            second = _restored(first, _session(factory, cohort_size))
+            second = _session(factory, cohort_size)
+            with tempfile.TemporaryDirectory() as folder:
+                storage.save(f"{folder}/session", first.state_dict())
+                second.load_state_dict(storage.load(f"{folder}/session"))
             resumed = start + _run(second, _names(20), rounds - place)
             assert resumed == expected, (
                 f"{whole.policy!r} does not continue where it was saved, after round {place} "
@@ -208,13 +211,6 @@ def check_save_and_restore(factory: Factory) -> None:
             )
             same = second.ledger.state_dict() == whole.ledger.state_dict()
             assert same, "the ledger was not restored"
-
-
-def _restored(saved: Session, fresh: Session) -> Session:
-    with tempfile.TemporaryDirectory() as folder:
-        storage.save(f"{folder}/session", saved.state_dict())
-        fresh.load_state_dict(storage.load(f"{folder}/session"))
-    return fresh
 
 
 CHECKS: tuple[Callable[[Factory], None], ...] = tuple(

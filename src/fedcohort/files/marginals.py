@@ -404,10 +404,8 @@ def _words(column: Column, mine: Floats, rest: Floats) -> str:
 
 @lru_cache(maxsize=256)
 def bin_labels(column: Column) -> tuple[str, ...]:
-    """Name the bins of a histogram; a bin that no record can fall into has no name.
+    """Name the bins; one that no record can fall into has no name.
 
-    Examples
-    --------
     >>> bin_labels(Column("age", center=60, scale=10))[:4]
     ('missing', 'below 30', '30 to 40', '40 to 45')
     """

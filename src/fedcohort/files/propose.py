@@ -91,13 +91,7 @@ class Estimate(NamedTuple):
 
 
 def read_bounds(text: str | None) -> dict[str, tuple[float, float]]:
-    """Read public bounds of columns.
-
-    Examples
-    --------
-    >>> read_bounds("age=0:120, chol=50:600")
-    {'age': (0.0, 120.0), 'chol': (50.0, 600.0)}
-    """
+    """Read public bounds of columns, such as ``age=0:120,chol=50:600``."""
     bounds = {}
     for name, span in parse_options(text or "").items():
         low, _, high = str(span).partition(":")
@@ -356,10 +350,8 @@ def _check_numbers(column: Column, values: NDArray[np.float64], limits: Limits, 
 
 
 def unit_hint(median: float, column: Column) -> str:
-    """Name the usual factors that would bring a median to the center of a column.
+    """Name the usual factor that would bring a median to the center of a column.
 
-    Examples
-    --------
     >>> unit_hint(66.5, Column("height", center=169, scale=10))
     ' Times 2.54 (inches and cm) it would fit: state factor in --site'
     """

@@ -350,13 +350,7 @@ def open_files(files: Sequence[Any], root: Path, want: Want, skip: int = 0) -> S
 
 
 def kind_of(path: Path) -> str | None:
-    """Return the kind of a file by its name, None for an unknown one.
-
-    Examples
-    --------
-    >>> kind_of(Path("train-images-idx3-ubyte.gz")), kind_of(Path("notes.md"))
-    ('idx', None)
-    """
+    """Return the kind of a file by its name, None for an unknown one."""
     return match.lastgroup if (match := _ENDING.search(path.name.lower())) else None
 
 

@@ -226,13 +226,7 @@ class SketchSpec:
 
 
 def spec_from_settings(settings: Mapping[str, Any], **more: Any) -> SketchSpec:
-    """Make a spec of keys of [sketch] and [privacy], and of `more` fields of `SketchSpec`.
-
-    Examples
-    --------
-    >>> spec_from_settings({"rows": 50, "epsilon": 1.0}, columns=("age",)).hash.rows
-    50
-    """
+    """Make a spec of keys of [sketch] and [privacy], and of `more` fields of `SketchSpec`."""
     sizes, every = ({f.name for f in fields(kind)} for kind in (HashOptions, ReleaseOptions))
     for key in settings:
         if key not in sizes | every:

@@ -138,14 +138,7 @@ def one_per_unit(mass: Array, places: int, rng: Generator) -> Indices:
 
 
 def similarity_groups(tree: Array, mass: Array) -> Indices:
-    """Cut a linkage into the largest groups with a mass of at most one place.
-
-    Examples
-    --------
-    >>> pairs_then_all = np.array([[0, 1, 1.0, 2], [2, 3, 2.0, 2], [4, 5, 9.0, 4]])
-    >>> similarity_groups(pairs_then_all, np.array([0.5, 0.5, 0.6, 0.4])).tolist()
-    [1, 1, 2, 2]
-    """
+    """Cut a linkage into the largest groups with a mass of at most one place."""
     from scipy.cluster.hierarchy import fcluster
 
     total = np.append(mass, np.zeros(len(tree)))

@@ -25,14 +25,7 @@ EXAMPLE_LENGTH = 64  # of made-up vectors whose length only the clients' models 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A number, or an array of numbers, within a range.
-
-    Examples
-    --------
-    >>> kept, values = Numbers(low=0).checked_together(np.array([0.5, 1e300, -1.0]))
-    >>> kept.tolist(), values.tolist()
-    ([True, False, False], [0.5])
-    """
+    """A number, or an array of numbers, within a range."""
 
     shape: tuple[int | None, ...] = ()  # None stands for any length
     dtype: str = "f8"  # what readings are turned into; whole numbers if it is an integer dtype

@@ -29,14 +29,6 @@ class Projection:
     "uniform" has entries from (-1, 1), as in Kollias et al. (2022), so E ||P v||^2 = k/3 ||v||^2;
     "sparse" one entry of +1 or -1 per column, a CountSketch (Charikar et al., 2002), so E ||P v||^2
     = ||v||^2, at a cost without k.
-
-    Examples
-    --------
-    >>> sketch = Projection(dim=1000, k=10, seed=7)
-    >>> model = np.linspace(-1, 1, 1000)
-    >>> h = sketch.apply(model)
-    >>> h.shape, bool(np.allclose(h, sketch.matrix() @ model))
-    ((10,), True)
     """
 
     dim: Count

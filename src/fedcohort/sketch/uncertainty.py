@@ -230,17 +230,6 @@ def total_variation(a: RaceSketch, b: RaceSketch) -> Variation:
     1.96 standard deviations beyond both estimates, and further up for Laplace noise, whose mean
     size is smaller than that of normal noise of the same variance. It covers T in at least 95 of
     100 pairs of samples, and mostly in all.
-
-    Examples
-    --------
-    >>> from fedcohort.sketch.race import RaceSketch
-    >>> a = RaceSketch.srp(dim=2, rows=50, bits=4)
-    >>> b = a.empty_like()
-    >>> x = np.random.default_rng(0).standard_normal((2, 2000, 2))
-    >>> a.add(x[0]); b.add(x[1])                                        # one distribution
-    >>> value, low, high = total_variation(a, b)
-    >>> low == 0.0, value < 0.05, high < 0.15
-    (True, True, True)
     """
     a.check_alike(b)
     p, q = a.normalized(), b.normalized()
