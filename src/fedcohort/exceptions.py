@@ -1,7 +1,4 @@
-"""Every error that fedcohort raises on purpose: a `FedcohortError`, and what Python calls its kind.
-
-Each message names the culprit, its value and, where there is one, the remedy.
-"""
+"""Every error that fedcohort raises on purpose; messages name the culprit, value and remedy."""
 
 from __future__ import annotations
 

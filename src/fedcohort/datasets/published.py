@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Any
@@ -36,45 +35,29 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     return Path(root or os.environ.get(VARIABLE) or cache).expanduser()
 
 
-@dataclass(frozen=True)
-class DataFile:
-    """A file of a data set, and what it must contain."""
-
-    path: Path
-    holds: str
-
-    @classmethod
-    def find(cls, folder: Path, *names: str, holds: str) -> DataFile:
-        """Find the first file of these names."""
-        for name in names:
-            if (path := folder / name).is_file():
-                return cls(path, holds)
+@contextmanager
+def data_file(folder: Path, *names: str, holds: str) -> Iterator[Path]:
+    """Give the first file of these names; errors about it say what it must contain."""
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
         raise MissingData(
             f"{folder.name}: file {names[0]} not found in {folder}; it must contain {holds}. "
             f"Put it there, or set {VARIABLE} (or root) to the folder that holds {folder.name}/"
         )
+    try:
+        with reading(path, KeyError):
+            yield path
+    except DataError as error:
+        raise DataError(f"damaged file: {error}; it must contain {holds}") from error
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Name the file, and what it must contain, in errors about its content."""
-        try:
-            with reading(self.path, KeyError):
-                yield
-        except DataError as error:
-            raise DataError(f"damaged file: {error}; it must contain {self.holds}") from error
 
-    def content(self, limit: int) -> bytes:
-        """Read at most `limit` bytes (after decompression); a longer file is damaged."""
-        with decompressed(self.path) as file:
-            data = file.read(limit + 1)
-        if len(data) > limit:
-            raise ValueError(f"it is longer than {limit} bytes")
-        return data
-
-    def arrays(self, *names: str) -> dict[str, NDArray[Any]]:
-        """Read whole arrays of an NPZ file, or the array '' of an IDX file."""
-        arrays = arrays_in(self.path)
-        return {name: arrays[name].read(MAX_ARRAY_BYTES) for name in names}
+def _content(path: Path, limit: int) -> bytes:
+    """Read at most `limit` bytes (after decompression); a longer file is damaged."""
+    with decompressed(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"it is longer than {limit} bytes")
+    return data
 
 
 def read_digits(folder: Path) -> Dataset:
@@ -108,9 +91,8 @@ def _idx_bytes(
     folder: Path, name: str, shape: tuple[int, ...], holds: str, labels_for: int = 0
 ) -> Bytes:
     """Read an IDX file of bytes whose items have the given shape, or of labels."""
-    file = DataFile.find(folder, f"{name}.gz", name, holds=holds)
-    with file.reading():
-        items = file.arrays("")[""]
+    with data_file(folder, f"{name}.gz", name, holds=holds) as path:
+        items = arrays_in(path)[""].read(MAX_ARRAY_BYTES)
         if items.dtype != np.uint8 or items.shape[1:] != shape or not 0 < len(items) <= MAX_IMAGES:
             raise ValueError(f"it holds {items.dtype} of shape {items.shape}")
         if labels_for and len(items) != labels_for:
@@ -137,9 +119,8 @@ def read_cifar(folder: Path) -> Dataset:
 
 
 def _cifar_batch(folder: Path, name: str) -> Bytes:
-    file = DataFile.find(folder, name, holds=CIFAR_HOLDS)
-    with file.reading():
-        data = file.content(MAX_RECORDS * CIFAR_RECORD)
+    with data_file(folder, name, holds=CIFAR_HOLDS) as path:
+        data = _content(path, MAX_RECORDS * CIFAR_RECORD)
         if not data or len(data) % CIFAR_RECORD:
             raise ValueError(f"its {len(data)} bytes are not a number of whole records")
         records = np.frombuffer(data, dtype=np.uint8).reshape(-1, CIFAR_RECORD)
@@ -162,9 +143,9 @@ def read_femnist(folder: Path) -> Dataset:
     Digits come first (0-9), then A-Z (10-35) and a-z (36-61). As in LEAF, and unlike MNIST, the
     background is 1 (255) and ink is 0. The split into train and test is LEAF's own.
     """
-    file = DataFile.find(folder, "femnist.npz", holds=FEMNIST_HOLDS)
-    with file.reading():
-        raw = file.arrays(*FEMNIST_KINDS, "writer_ids")
+    with data_file(folder, "femnist.npz", holds=FEMNIST_HOLDS) as path:
+        arrays = arrays_in(path)
+        raw = {name: arrays[name].read(MAX_ARRAY_BYTES) for name in (*FEMNIST_KINDS, "writer_ids")}
         _check_femnist(raw)
     x, y = raw["images"][:, None] / np.float32(255), raw["labels"].astype(np.int64)
     clients = raw["writer_ids"][raw["writers"]]
@@ -228,9 +209,8 @@ def read_heart(folder: Path) -> Dataset:
     """
     tables = []
     for hospital in HOSPITALS:
-        file = DataFile.find(folder, f"processed.{hospital}.data", holds=HEART_HOLDS)
-        with file.reading():
-            tables.append(_heart_table(file.content(1 << 20).decode("ascii", "replace")))
+        with data_file(folder, f"processed.{hospital}.data", holds=HEART_HOLDS) as path:
+            tables.append(_heart_table(_content(path, 1 << 20).decode("ascii", "replace")))
     rows = np.concatenate(tables)
     clients = np.repeat(HOSPITALS, [len(table) for table in tables])
     whole = ~np.isnan(rows[:, :10]).any(axis=1)
@@ -281,11 +261,10 @@ def read_shakespeare(folder: Path, *, max_samples: int | None = 500) -> Dataset:
     """
     if max_samples is not None and max_samples < 1:
         raise ConfigError(f"shakespeare: max_samples={max_samples} must be at least 1, or None")
-    file = DataFile.find(folder, "plays.tsv.gz", holds=PLAYS_HOLDS)
-    with file.reading():
+    with data_file(folder, "plays.tsv.gz", holds=PLAYS_HOLDS) as path:
         roles = {
             role: encode("\n".join(lines))
-            for role, lines in sorted(_lines_by_role(file.content(64 << 20).decode()).items())
+            for role, lines in sorted(_lines_by_role(_content(path, 64 << 20).decode()).items())
             if len(lines) >= MIN_LINES and sum(map(len, lines)) + len(lines) - 1 > WINDOW
         }
         if not roles:

@@ -70,10 +70,7 @@ def sketch_parts(
     max_clients: float = math.inf,
     on_rows: OnRows | None = None,
 ) -> dict[str, RaceSketch]:
-    """Make one pass over the data; return a sketch per client.
-
-    Clients in `done` are left out, and at most `max_clients` are sketched.
-    """
+    """Make one pass; return a sketch per client, but of at most `max_clients` and none `done`."""
     by_client: dict[str, RaceSketch] = {}
     for block in source.blocks():
         bins = None if empty.marginals is None else bins_of(source.columns, block.parts)

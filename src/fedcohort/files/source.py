@@ -404,12 +404,11 @@ def reading(where: Any, *more: type[Exception]) -> Iterator[None]:
         raise DataError(f"{where}: cannot be read: {why}") from error
 
 
-@contextmanager
-def decompressed(path: Path) -> Iterator[IO[bytes]]:
+def decompressed(path: Path) -> IO[bytes]:
     """Open a file, through gzip or bzip2 if its name ends in .gz or .bz2."""
     opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
-    with opener(path, "rb") as file:
-        yield file
+    file: IO[bytes] = opener(path, "rb")
+    return file
 
 
 class TextSource(Source):

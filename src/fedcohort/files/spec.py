@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -238,10 +238,7 @@ def spec_from_settings(settings: Mapping[str, Any], **more: Any) -> SketchSpec:
 
 def load_spec(path: Path) -> SketchSpec:
     """Read a spec from a TOML file; ConfigError names the key that is wrong."""
-    with _named(path) as content:
-        for section in content:
-            if section not in (*SECTIONS, "columns"):
-                raise unknown("section", section, (*SECTIONS, "columns"))
+    with _named(path, (*SECTIONS, "columns")) as content:
         if not isinstance(content.get("columns"), Mapping) or not content["columns"]:
             raise ConfigError("a spec needs a section [columns.NAME] per column that is hashed")
         columns, limits = _columns(content["columns"])
@@ -256,10 +253,7 @@ def _want_at_site(path: Path, want: Want) -> Want:
     """Read how a site writes the columns that a spec wants, from a TOML file."""
     names = [c.name for c in want.columns if isinstance(c, Column)]
     names += [name for name in (want.label, want.person) if name is not None]
-    with _named(path) as content:
-        for section in content:
-            if section not in ("columns", "missing"):
-                raise unknown("section", section, ("columns", "missing"))
+    with _named(path, ("columns", "missing")) as content:
         written = {}
         for name, options in content.get("columns", {}).items():
             if name not in names:
@@ -270,10 +264,13 @@ def _want_at_site(path: Path, want: Want) -> Want:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[dict[str, Any]]:
-    """Read a TOML file; what is wrong with its content names it."""
+def _named(path: Path, sections: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Read a TOML file of these sections; what is wrong with its content names it."""
     content = read_toml(path)
     try:
+        for section in content:
+            if section not in sections:
+                raise unknown("section", section, sections)
         yield content
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: {error}") from None

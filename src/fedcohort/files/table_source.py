@@ -404,17 +404,12 @@ def _timestamps(column: Column, array: Any, place: Place, markers: Sequence[str]
 
 
 def _text(column: Column, plain: Any, missing: Bools, place: Place) -> Encoded:
-    words = _hasher(column.slots).transform(plain.fill_null("").to_pylist())
-    values: Floats = words.toarray()
-    order = np.abs(values).argmax(axis=1).astype(float)
-    return Encoded(values * APART, missing, order)
-
-
-@lru_cache(maxsize=16)
-def _hasher(slots: int) -> Any:
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    return HashingVectorizer(n_features=slots, norm="l2", alternate_sign=True)
+    hasher = HashingVectorizer(n_features=column.slots, norm="l2", alternate_sign=True)
+    values: Floats = hasher.transform(plain.fill_null("").to_pylist()).toarray()
+    order = np.abs(values).argmax(axis=1).astype(float)
+    return Encoded(values * APART, missing, order)
 
 
 ENCODERS: dict[str, Callable[[Column, Any, Bools, Place], Encoded]] = {

@@ -66,10 +66,13 @@ class Signals:
         """
         answered = {c: r for c, r in readings.items() if r is not None}
         form = form or lookup("signal", name, SIGNALS).form({})
-        clients, parts = list(answered), list(_check_readings(list(answered.values()), form))
-        votes: Counter[Layout] = Counter()
-        for places, values in parts:
-            votes[_layout(values)] += len(places)
+        clients, parts, votes = list(answered), list[Part](), Counter[Layout]()
+        for places, stack in _stacks(list(answered.values())):
+            if form.fits(stack.dtype, stack.shape[1:]):
+                valid, values = form.checked_together(stack)
+                if valid.any():
+                    parts.append((places[valid], values))
+                    votes[_layout(values)] += len(values)
         column, layout = self._column_for(name, votes)
         places, values = _merge([part for part in parts if _layout(part[1]) == layout])
         kept = tuple(clients[i] for i in places.tolist())
@@ -205,15 +208,6 @@ def as_array(reading: ArrayLike) -> Array | None:
 
 
 Part = tuple[Indices, Array]  # places of readings, and those readings, stacked
-
-
-def _check_readings(readings: list[Any], form: Form) -> Iterator[Part]:
-    """Yield the places of readings that have the form, and those, for each dtype and shape."""
-    for places, stack in _stacks(readings):
-        if form.fits(stack.dtype, stack.shape[1:]):
-            kept, values = form.checked_together(stack)
-            if kept.any():
-                yield places[kept], values
 
 
 def _stacks(readings: list[Any]) -> Iterator[Part]:

@@ -63,9 +63,9 @@ class GlobalSketch:
         self.changes += 1
         if self._settle_cap(signals) or len(new) < len(arrived):
             self.clients, self.n, self.counts, self.shapes = 0, 0.0, None, None
-            self._add_all(signals, tuple(self.seen))
+            self._add(signals, tuple(self.seen))
         else:
-            self._add_all(signals, new)
+            self._add(signals, new)
         return new
 
     def _settle_cap(self, signals: Signals) -> bool:
@@ -76,25 +76,23 @@ class GlobalSketch:
         before, self.capped_at, self.cap = self.cap, len(self.seen), largest_believed(n)
         return bool((n > min(before, self.cap)).any())
 
-    def _add_all(self, signals: Signals, clients: tuple[ClientId, ...]) -> None:
+    def _add(self, signals: Signals, clients: tuple[ClientId, ...]) -> None:
         _, readings = signals.read("race_sketch", clients)
-        for part in blocks(readings):
-            self._add(readings[part])
-
-    def _add(self, readings: NDArray[Any]) -> None:
-        readings = readings[readings["n"] > 0]
-        if not len(readings):
-            return
-        n, large = readings["n"], readings["n"] > self.cap
-        q = readings["counts"] * (1 / n)[:, None, None]
-        self.clients += len(n)
-        self.n += float(np.minimum(n, self.cap).sum())
-        # Whole numbers, and no BLAS: the sums are the same on any machine and with any NumPy.
-        counts = readings["counts"].sum(axis=0, dtype=np.float64)
-        if large.any():
-            counts = counts + (np.rint(self.cap * q[large]) - readings["counts"][large]).sum(axis=0)
-        self.shapes = q.sum(axis=0) if self.shapes is None else self.shapes + q.sum(axis=0)
-        self.counts = counts if self.counts is None else self.counts + counts
+        for block in blocks(readings):
+            part = readings[block]
+            part = part[part["n"] > 0]
+            if not len(part):
+                continue
+            n, large = part["n"], part["n"] > self.cap
+            q = part["counts"] * (1 / n)[:, None, None]
+            self.clients += len(n)
+            self.n += float(np.minimum(n, self.cap).sum())
+            # Whole numbers, and no BLAS: the sums are the same on any machine and with any NumPy.
+            counts = part["counts"].sum(axis=0, dtype=np.float64)
+            if large.any():
+                counts += (np.rint(self.cap * q[large]) - part["counts"][large]).sum(axis=0)
+            self.shapes = q.sum(axis=0) if self.shapes is None else self.shapes + q.sum(axis=0)
+            self.counts = counts if self.counts is None else self.counts + counts
 
     def center(self, kind: str) -> Array:
         """Return the sketch of all data together ("pooled"), or the mean of sketches ("mean")."""

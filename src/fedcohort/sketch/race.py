@@ -55,18 +55,6 @@ class _Counts:
         """Fourth cumulant of that noise."""
         return 0.0 if self.release is None else self.release.fourth
 
-    def _sum(self, a: _Counts, b: _Counts) -> None:
-        """Take over the counts of both."""
-        self.counts, self.n, self.release = a.counts + b.counts, a.n + b.n, a.release or b.release
-        if a.release is not None and b.release is not None:
-            self.release = a.release.join(b.release)
-
-    def _take_noisy(self, exact: _Counts, *budget: Any) -> None:
-        """Take over exact counts with noise; `budget` is what `release` wants."""
-        self.counts, self.release = release(exact.counts, *budget)
-        hidden = self.release.n == "private"
-        self.n = float(self.counts.sum()) / len(self.counts) if hidden else exact.n
-
     def _stated(self) -> dict[str, Any]:
         return {"n": self.n, "release": self.release and asdict(self.release)}
 
@@ -239,7 +227,10 @@ class RaceSketch(_Counts):
         if other.marginals is None:
             out.marginals = None
         for total, a, b in zip(out._tables, self._tables, other._tables, strict=False):
-            total._sum(a, b)
+            total.counts, total.n = a.counts + b.counts, a.n + b.n
+            total.release = a.release or b.release
+            if a.release is not None and b.release is not None:
+                total.release = a.release.join(b.release)
         return out
 
     def normalized(self) -> Floats:
@@ -274,7 +265,10 @@ class RaceSketch(_Counts):
         out.origin = {k: v for k, v in self.origin.items() if k in PUBLIC_ORIGIN}
         shares = [1.0] if self.marginals is None else [explain, 1 - explain]
         for noisy, exact, share in zip(out._tables[::-1], self._tables[::-1], shares, strict=True):
-            noisy._take_noisy(exact, epsilon * share, delta * share, neighbors, n, rng)
+            budget = epsilon * share, delta * share
+            noisy.counts, noisy.release = release(exact.counts, *budget, neighbors, n, rng)
+            hidden = n == "private"
+            noisy.n = float(noisy.counts.sum()) / len(noisy.counts) if hidden else exact.n
         return out
 
     def claim(self) -> str:
