@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.random import Generator
@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 
 from fedcohort.exceptions import ConfigError
-from fedcohort.options import Count, Positive, Range, checked_options
+from fedcohort.options import Count, Positive, PositiveShare, checked_options
 
 IndexArray: TypeAlias = NDArray[np.int64]
 Counts: TypeAlias = NDArray[np.int64]
@@ -426,7 +426,7 @@ def skewness(
     clients: int,
     rng: Generator,
     *,
-    xi: Annotated[float, Range(0, 1, above=True)] | Literal["H"],
+    xi: PositiveShare | Literal["H"],
     min_size: int = 1,
 ) -> Counts:
     """Give each client a share `xi` of one class and the rest at random from the others.

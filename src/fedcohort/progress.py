@@ -1,7 +1,6 @@
-"""How far a long piece of work is: bars on a terminal, plain lines elsewhere.
+"""How far a long piece of work is, on standard error: bars on a terminal, plain lines elsewhere.
 
-Everything goes to standard error. Nothing is shown before the first step is done, so that mistakes
-are reported first.
+Nothing is shown before the first step is done, so that mistakes are reported first.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ class Progress:
     """
 
     def __init__(
-        self,
-        whole: int | None = None,
-        done: Mapping[str, int] | None = None,
-        patience: float = 0.0,
+        self, whole: int | None = None, done: Mapping[str, int] | None = None, patience: float = 0.0
     ) -> None:
         self._whole, self._done = whole, dict(done or {})
         self._start = time.monotonic() + patience

@@ -108,30 +108,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class SketchSpec:
-    """How all sites make their sketches.
-
-    Parameters
-    ----------
-    columns : tuple of str or Column
-        What is hashed; none means every column of numbers.
-    text : str, optional
-        With minhash: the column of texts.
-    null_values : tuple of str
-        Further markers of missing values.
-    person : str, optional
-        Column with the person of a row; only the first row of each counts.
-    limits : mapping of str to Limits
-        By column, for `files.propose.check_data`.
-    """
+    """How all sites make their sketches."""
 
     hash: HashOptions = HashOptions()
     label: LabelOptions = LabelOptions()
     release: ReleaseOptions = ReleaseOptions()
-    columns: tuple[str | Column, ...] = ()
-    text: str | None = None
-    null_values: tuple[str, ...] = ()
-    person: str | None = None
-    limits: Mapping[str, Limits] = field(default_factory=dict)
+    columns: tuple[str | Column, ...] = ()  # what is hashed; none means every column of numbers
+    text: str | None = None  # with minhash: the column of texts
+    null_values: tuple[str, ...] = ()  # further markers of missing values
+    person: str | None = None  # the column of people; only the first row of each counts
+    limits: Mapping[str, Limits] = field(default_factory=dict)  # of columns, for `check_data`
 
     def __post_init__(self) -> None:
         size, label, release = self.hash, self.label, self.release

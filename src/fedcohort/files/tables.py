@@ -469,10 +469,7 @@ class SqliteTable(RowsTable):
 
     def _blocks(self, rows: int) -> Generator[Sequence[Sequence[Any]]]:
         uri = f"{self.path.resolve().as_uri()}?mode=ro"
-        with (
-            reading(self.where, sqlite3.Error),
-            closing(sqlite3.connect(uri, uri=True)) as base,
-        ):
+        with reading(self.where, sqlite3.Error), closing(sqlite3.connect(uri, uri=True)) as base:
             base.execute("PRAGMA trusted_schema = OFF")
             yield from _fetched(base.execute(self._query(base)), rows)
 

@@ -21,15 +21,9 @@ Indices = NDArray[np.int64]
 class FixedSizeDPP:
     """A determinantal point process over N items, asked for sets of a fixed size.
 
-    A kernel of rank r gives every set of more than r items probability zero. For a larger k the law
-    is therefore extended: r items from the r-DPP, the others uniformly from the rest.
-
-    Parameters
-    ----------
-    eigenvalues
-        The r positive eigenvalues of the kernel.
-    eigenvectors
-        Their orthonormal eigenvectors as rows, shape (r, N).
+    It is given by the r positive eigenvalues of its kernel and their orthonormal eigenvectors as
+    rows, (r, N). Every set of more than r items has probability zero. For a larger k the law is
+    therefore extended: r items from the r-DPP, the others uniformly from the rest.
 
     Examples
     --------

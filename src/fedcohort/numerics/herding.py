@@ -35,19 +35,11 @@ def match(
 ) -> tuple[list[int], float]:
     """Choose the set that minimizes the objective above, greedily and then by exchanges.
 
-    A pick costs O(N D), or O(N) with `gram`, the inner products of all readings. Returns positions
-    in the order of choice (ties go to the earlier in the pool), and the objective.
-
-    Parameters
-    ----------
-    readings, weights, target
-        Shapes (N, D), (N,) and (D,).
-    pool
-        Positions to choose from; all by default. The first `fixed` of them are in the set.
-    variance
-        Expected squared error of each reading; 0 by default.
-    sweeps
-        How often to go through the set and exchange each member for the best alternative.
+    Readings are (N, D); `variance` (N,) is the expected squared error of each, 0 by default. The
+    first `fixed` positions of the `pool`, which is all by default, are in the set. Each of the
+    `sweeps` exchanges every member for the best alternative. A pick costs O(N D), or O(N) with
+    `gram`, the inner products of all readings. Returns positions in the order of choice (ties go to
+    the earlier in the pool), and the objective.
 
     Examples
     --------
