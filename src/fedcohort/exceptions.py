@@ -1,7 +1,5 @@
 """Every error that fedcohort raises on purpose; messages name the culprit, value and remedy."""
 
-from __future__ import annotations
-
 
 class FedcohortError(Exception):
     """Base class of all errors raised on purpose."""

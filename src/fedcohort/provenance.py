@@ -15,16 +15,10 @@ PACKAGES = ("fedcohort", "numpy", "scipy", "scikit-learn", "torch")
 
 def provenance(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
     """Return what a run's folder says about how it was made."""
-    numbers = {"python": platform.python_version(), **versions(packages)}
-    return {"versions": numbers, "machine": platform.machine()}
-
-
-def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Return the installed version of each package, or "absent"."""
-    installed = {}
+    versions = {"python": platform.python_version()}
     for name in packages:
         try:
-            installed[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            installed[name] = "absent"
-    return installed
+            versions[name] = "absent"
+    return {"versions": versions, "machine": platform.machine()}

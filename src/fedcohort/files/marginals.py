@@ -22,17 +22,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import hypergeom, norm
 
 from fedcohort.files.columns import FACTORS, PERIODS, Column, columns_of
-from fedcohort.sketch.race import BINS, ColumnCounts
-
-if TYPE_CHECKING:
-    from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.race import BINS, ColumnCounts, RaceSketch
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

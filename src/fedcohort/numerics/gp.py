@@ -83,24 +83,19 @@ def fit_gradient(
     return factors
 
 
-def _posterior(factors: Array, changes: Array, seen: Mask, noise_std: float) -> tuple[Array, Array]:
-    """M^-1 with M = X X^T + noise I over the seen clients, and the latent mean M^-1 X y."""
-    part = factors * seen
-    matrix = part @ factors.T + noise_std**2 * np.eye(len(factors))
-    try:
-        inner = np.asarray(np.linalg.inv(matrix), np.float64)
-    except np.linalg.LinAlgError:  # singular by rounding
-        inner = np.asarray(np.linalg.pinv(matrix, hermitian=True), np.float64)
-    return inner, inner @ (part @ changes)
-
-
 def gradient(factors: Array, changes: Array, seen: Mask, shares: Array, noise_std: float) -> Array:
     """Gradient of the mean log-likelihood in X, by the Woodbury identity."""
     slope = np.zeros_like(factors)
     for t, share in enumerate(shares):
-        inner, latent = _posterior(factors, changes[t], seen[t], noise_std)
+        part = factors * seen[t]
+        matrix = part @ factors.T + noise_std**2 * np.eye(len(factors))  # over the seen clients
+        try:
+            inner: Array = np.linalg.inv(matrix)
+        except np.linalg.LinAlgError:  # singular by rounding
+            inner = np.linalg.pinv(matrix, hermitian=True)
+        latent = inner @ (part @ changes[t])
         solved = (changes[t] - seen[t] * (latent @ factors)) / noise_std**2  # C^-1 y
-        slope += share * (np.outer(factors @ solved, solved) - inner @ (factors * seen[t]))
+        slope += share * (np.outer(factors @ solved, solved) - inner @ part)
     return slope
 
 

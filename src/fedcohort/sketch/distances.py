@@ -19,15 +19,14 @@ negative. Clients without data get NaN; debiased, so do those of one record.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 
-Readings: TypeAlias = "NDArray[Any] | Sequence[RaceSketch]"
+Readings = NDArray[Any] | Sequence[RaceSketch]
 Floats = NDArray[np.float64]
 CHUNK = 1 << 22  # numbers read at a time
 Kind = Literal["frobenius", "mmd"]

@@ -28,7 +28,6 @@ from fedcohort.privacy.noise import Neighbors
 from fedcohort.privacy.release import Release, Size, release
 from fedcohort.signals.forms import sketch_reading
 from fedcohort.sketch import file
-from fedcohort.sketch.distances import Floats
 from fedcohort.sketch.hashing import SRP, HashFamily, MinHash, PStable, family_from, tally
 from fedcohort.sketch.transforms import Tokenizer, Transform, difference, transform_from
 from fedcohort.storage import write_atomically
@@ -233,7 +232,7 @@ class RaceSketch(_Counts):
                 total.release = a.release.join(b.release)
         return out
 
-    def normalized(self) -> Floats:
+    def normalized(self) -> NDArray[np.float64]:
         """Counts / n, each row a histogram; ValueError for an empty sketch."""
         if not self.n > 0:
             raise ValueError(f"a sketch of n={self.n:g} samples has no distribution; add data")

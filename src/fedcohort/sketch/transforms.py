@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from fedcohort.options import NonNegative, Range, check_fields
 
-Constant = float | tuple[float, ...]
-
 
 @dataclass(frozen=True)
 class Transform:
@@ -170,7 +168,7 @@ def unit_length(x: NDArray[Any]) -> NDArray[np.float64]:
     return x / np.where(length > 0, length, 1)
 
 
-def _constant(name: str, value: Any) -> Constant:
+def _constant(name: str, value: Any) -> float | tuple[float, ...]:
     array = np.asarray(value)
     if array.dtype.kind not in "fiu" or array.ndim > 1 or not np.isfinite(array).all():
         raise ValueError(f"transform: {name} must be a finite number, or one per column")

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,7 @@ from scipy.special import ndtr, ndtri
 from fedcohort.privacy.noise import LAPLACE, noise_variance
 from fedcohort.rounds import stream
 from fedcohort.sketch.distances import Floats, Kind, Readings, Stack, distance
-
-if TYPE_CHECKING:
-    from fedcohort.sketch.race import RaceSketch
+from fedcohort.sketch.race import RaceSketch
 
 MAX_ERROR = 0.5  # standard error of a squared distance, which is between 0 and 2
 SPLITS = 16  # thinnings that are averaged
