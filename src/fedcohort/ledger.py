@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -26,20 +26,16 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self._rounds: dict[int, dict[tuple[str, str], int]] = {}
-        self._clients: dict[tuple[str, str], dict[ClientId, int]] = {}
+        self._rounds: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
+        self._clients: defaultdict[tuple[str, str], Counter[ClientId]] = defaultdict(Counter)
 
     def charge(
         self, round_number: int, kind: str, direction: Direction, sizes: Mapping[ClientId, int]
     ) -> None:
         """Charge each client its own number of bytes."""
-        if not sizes:
-            return
-        totals = self._clients.setdefault((kind, direction), {})
-        for client, size in sizes.items():
-            totals[client] = totals.get(client, 0) + size
-        kinds = self._rounds.setdefault(round_number, {})
-        kinds[kind, direction] = kinds.get((kind, direction), 0) + sum(sizes.values())
+        if sizes:
+            self._clients[kind, direction].update(sizes)
+            self._rounds[round_number][kind, direction] += sum(sizes.values())
 
     def total(self, direction: Direction, round_number: int | None = None) -> int:
         """Bytes in one direction, in all rounds or in one."""
@@ -48,20 +44,19 @@ class Ledger:
     def by_kind(self, direction: Direction, round_number: int | None = None) -> dict[str, int]:
         """Bytes by kind of message, in all rounds or in one."""
         numbers = self._rounds if round_number is None else (round_number,)
-        kinds: dict[str, int] = defaultdict(int)
-        for charged in (self._rounds.get(number, {}) for number in numbers):
-            for (kind, way), size in charged.items():
+        kinds = Counter[str]()
+        for number in numbers:
+            for (kind, way), size in self._rounds.get(number, {}).items():
                 if way == direction:
                     kinds[kind] += size
         return dict(kinds)
 
     def by_client(self, direction: Direction) -> dict[ClientId, int]:
         """Bytes by client."""
-        totals: dict[ClientId, int] = defaultdict(int)
-        for (_, way), clients in self._clients.items():
+        totals = Counter[ClientId]()
+        for (_, way), sizes in self._clients.items():
             if way == direction:
-                for client, size in clients.items():
-                    totals[client] += size
+                totals.update(sizes)
         return dict(totals)
 
     def state_dict(self) -> dict[str, Any]:
@@ -71,8 +66,9 @@ class Ledger:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._rounds, self._clients = {}, {}
+        self._rounds.clear()
+        self._clients.clear()
         for number, kind, way, size in state["rounds"]:
-            self._rounds.setdefault(number, {})[kind, way] = size
+            self._rounds[number][kind, way] = size
         for kind, way, sizes in state["clients"]:
-            self._clients[kind, way] = dict(sizes)
+            self._clients[kind, way] = Counter(sizes)

@@ -289,9 +289,8 @@ class Session:
     def _note_failures(self, outcome: Outcome) -> None:
         """Let clients that keep failing sit out, longer each time; one success forgives all."""
         for client in (*outcome.finished, *outcome.withheld):
-            if client in self._failures:
-                del self._failures[client]
-                self._resting.pop(client, None)
+            self._failures.pop(client, None)
+            self._resting.pop(client, None)
         longest = max(MAX_REST, 2 * len(self._available[1]) // self.cohort_size)
         for client in outcome.dropped:
             self._failures[client] += 1

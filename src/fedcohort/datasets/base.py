@@ -11,6 +11,7 @@ from numpy.random import Generator
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, DataError
+from fedcohort.partition import by_class
 from fedcohort.rounds import check_id, stream
 
 Array: TypeAlias = NDArray[Any]
@@ -113,8 +114,7 @@ def holdout(groups: ArrayLike, fraction: float, rng: Generator) -> NDArray[np.bo
     """Mark a random fraction of each group, rounded, but never the whole group."""
     group, sizes = np.unique(groups, return_inverse=True, return_counts=True)[1:]
     take = np.minimum(np.floor(sizes * fraction + 0.5).astype(np.int64), sizes - 1)
-    shuffled = rng.permutation(group.size)
-    order = shuffled[np.argsort(group[shuffled], kind="stable")]
+    order = by_class(group, rng)
     rank = np.arange(group.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     mask = np.zeros(group.size, dtype=np.bool_)
     mask[order] = rank < np.repeat(take, sizes)
