@@ -61,8 +61,6 @@ NonNegative = Annotated[float, Range(0)]
 def parse_named(text: str) -> tuple[str, dict[str, Any]]:
     """Read ``name:key=value,key=value``; the name may be ``FILE.py:OBJECT``.
 
-    Examples
-    --------
     >>> parse_named("sgd:epochs=3,betas=[0.9,0.99],optimizer=adam,shuffle=False")
     ('sgd', {'epochs': 3, 'betas': [0.9, 0.99], 'optimizer': 'adam', 'shuffle': False})
     >>> parse_named("my_policy.py:Mine:d=3")
@@ -148,8 +146,6 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     Whole numbers pass as floats, lists as tuples, the word "none" as None. Numbers must be finite
     and in their range.
 
-    Examples
-    --------
     >>> typed(float | None, 3, "lr"), typed(tuple[int, ...], [1, 2], "seeds")
     (3.0, (1, 2))
     """
@@ -223,8 +219,6 @@ class Configurable:
     Options of plain types are checked and converted as `typed` says. Floats must also be 0 or have
     a size between `SMALLEST` and `LARGEST`, so that nothing overflows or vanishes.
 
-    Examples
-    --------
     >>> class Example(Configurable):
     ...     def __init__(self, size: Count = 3, scale: float = 1.0) -> None:
     ...         self.scale = scale

@@ -115,8 +115,6 @@ class FileNames:
     Anything but letters, digits, ``.``, ``_`` and ``-`` becomes ``_``; such names, and those that
     differ from another by case only, get a digest of the id.
 
-    Examples
-    --------
     >>> names = FileNames()
     >>> names.of("site-a"), names.of("../../etc/passwd"), names.of("Site-A")
     ('site-a.sketch', 'etc_passwd-4d606f08.sketch', 'Site-A-f6b6c7bf.sketch')

@@ -25,8 +25,6 @@ class FixedSizeDPP:
     rows, (r, N). Every set of more than r items has probability zero. For a larger k the law is
     therefore extended: r items from the r-DPP, the others uniformly from the rest.
 
-    Examples
-    --------
     >>> process = FixedSizeDPP.from_kernel(np.diag([1.0, 2.0, 4.0]))
     >>> process.sample(2, np.random.default_rng(0)).tolist()
     [1, 2]
@@ -143,8 +141,6 @@ def similarity_kernel(distances: Array, scale: float | None = None) -> Array:
     `scale` is the largest distance, if it must stay fixed while clients join and leave;
     similarities below 0 are then set to 0. When all profiles are equal, every similarity is 1.
 
-    Examples
-    --------
     >>> similarity_kernel(np.array([1.0, 4.0, 3.0])).round(3).tolist()     # profiles 0, 1 and 4
     [[1.562, 1.5, 0.188], [1.5, 1.625, 0.5], [0.188, 0.5, 1.062]]
     """

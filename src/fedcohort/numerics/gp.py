@@ -30,8 +30,6 @@ def fit_low_rank(loss_changes: ArrayLike, weights: ArrayLike, rank: int, noise_s
     change of its sample. A client without any loss gets a zero column. Only a samples x samples
     matrix is decomposed.
 
-    Examples
-    --------
     >>> changes = [[3.0, 3.0, 0.0], [-1.0, -1.0, 0.0]]
     >>> x = fit_low_rank(changes, weights=[1, 1], rank=1, noise_std=0.1)
     >>> (x.T @ x).round(3).tolist()       # second moment 5, less half of 0.01 along (1, 1)

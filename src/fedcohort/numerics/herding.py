@@ -41,8 +41,6 @@ def match(
     `gram`, the inner products of all readings. Returns positions in the order of choice (ties go to
     the earlier in the pool), and the objective.
 
-    Examples
-    --------
     >>> readings = [[1.0, 0.0, 0.0], [0.9, 0.1, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     >>> sorted(match(readings, [1, 1, 1, 1], [1 / 3, 1 / 3, 1 / 3], size=3)[0])
     [0, 2, 3]

@@ -71,8 +71,6 @@ def kmeans(rows: NDArray[Any], clusters: int, starts: int, rng: Generator) -> An
 def proportional_inclusion(importance: Array, size: int) -> Array:
     """Return probabilities that sum to `size`, proportional to importance but at most 1.
 
-    Examples
-    --------
     >>> proportional_inclusion(np.array([2.0, 1.0, 1.0]), 2).tolist()
     [1.0, 0.5, 0.5]
     """
