@@ -97,7 +97,7 @@ class Session:
         self._warned: set[str] = set()
         self._known_ids: set[ClientId] = set()
         self._failures: Counter[ClientId] = Counter()
-        self._resting: dict[ClientId, int] = {}
+        self.resting: dict[ClientId, int] = {}  # who sits out, and until which round
         self._round: Round | None = None
         self._available: tuple[Iterable[ClientId], tuple[ClientId, ...]] = ((), ())
         self.selection = Selection(())  # of this round; `admit` may set its weights
@@ -144,11 +144,6 @@ class Session:
     def profile(self, clients: Iterable[ClientId], collect: Collect) -> None:
         """Ask all clients for their profile signals, for a policy with `profile_first`."""
         self._profile(self._sorted(clients), collect)
-
-    @property
-    def resting(self) -> dict[ClientId, int]:
-        """The clients that sit out, and until which round."""
-        return dict(self._resting)
 
     def announce(self, model: Vectors) -> NDArray[Any] | None:
         """Return what the gate tells the selected clients about the global model."""
@@ -238,7 +233,7 @@ class Session:
             "ledger": self.ledger.state_dict(),
             "asks": dict(self._asks),
             "failures": dict(self._failures),
-            "resting": dict(self._resting),
+            "resting": dict(self.resting),
             "gate": gate and repr(gate),
             "gate_state": gate.state_dict() if gate else {},
             "skipped": self.skipped,
@@ -263,7 +258,7 @@ class Session:
         self.round_number = int(state["round_number"])
         self._asks = Counter(state["asks"])
         self._failures = Counter(state["failures"])
-        self._resting = dict(state["resting"])
+        self.resting = dict(state["resting"])
 
     def _sorted(self, available: Iterable[ClientId]) -> tuple[ClientId, ...]:
         """Sort the clients, or reuse the last round's result for the very same tuple."""
@@ -282,7 +277,7 @@ class Session:
 
     def _rested(self, clients: tuple[ClientId, ...]) -> tuple[ClientId, ...]:
         """Leave out the clients that sit out, unless too few others are there."""
-        resting = {c for c, until in self._resting.items() if until > self.round_number}
+        resting = {c for c, until in self.resting.items() if until > self.round_number}
         others = tuple(filterfalse(resting.__contains__, clients)) if resting else clients
         return others if len(others) >= self.cohort_size else clients
 
@@ -290,14 +285,14 @@ class Session:
         """Let clients that keep failing sit out, longer each time; one success forgives all."""
         for client in (*outcome.finished, *outcome.withheld):
             self._failures.pop(client, None)
-            self._resting.pop(client, None)
+            self.resting.pop(client, None)
         longest = max(MAX_REST, 2 * len(self._available[1]) // self.cohort_size)
         for client in outcome.dropped:
             self._failures[client] += 1
             excess = self._failures[client] - MAX_FAILURES
             if excess >= 0:
                 rest = min(4 << min(excess, 30), longest)
-                self._resting[client] = self.round_number + 1 + rest
+                self.resting[client] = self.round_number + 1 + rest
 
     def _rng(self, phase: str) -> np.random.Generator:
         return stream(self.seed, "session", self.round_number, phase)

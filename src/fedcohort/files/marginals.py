@@ -132,7 +132,11 @@ def column_gaps(sketches: Sequence[RaceSketch]) -> list[list[ColumnGap]]:
         rest, chances = _usual(mine, column, tests)
         shares = (np.where(_possible(column), side.q, 0.0) for side in (mine, rest))
         for site, own, others, chance in zip(sites, *shares, chances, strict=True):
-            site.append((_gap(column, own, others, chance, tests), own, others))
+            marked = bool(chance * tests < FALSE_MARKS)
+            unknown = "" if marked else _unknown(column, own, others)
+            words = _words(column, own, others)
+            gap = ColumnGap(column.name, float(chance), marked, words, unknown)
+            site.append((gap, own, others))
     return [_hinted(columns, site) for site in sites]
 
 
@@ -197,12 +201,6 @@ def _usual(sites: _Side, column: Column, tests: int) -> tuple[_Side, Floats]:
         if left[worst] * tests >= FALSE_MARKS or inside.sum() - 1 < max(2, clients / 2):
             return rest, chances
         inside[worst] = False
-
-
-def _gap(column: Column, mine: Floats, rest: Floats, chance: float, tests: int) -> ColumnGap:
-    marked = bool(chance * tests < FALSE_MARKS)
-    unknown = "" if marked else _unknown(column, mine, rest)
-    return ColumnGap(column.name, float(chance), marked, _words(column, mine, rest), unknown)
 
 
 class _Numbers(NamedTuple):

@@ -423,7 +423,7 @@ class CohortStrategy(Strategy):
         """End the session's round, log it, and note what happened."""
         session, number = self.session, self.session.round_number
         scores, cut = session.selection.scores or {}, () if arrivals is None else arrivals.cut
-        rested, outcome = session.resting, session.finish(signals, updates, cut)
+        rested, outcome = dict(session.resting), session.finish(signals, updates, cut)
         for client, until in session.resting.items():
             if rested.get(client) != until:
                 LOG.info("%s failed again and sits out until round %d", client, until + 1)
