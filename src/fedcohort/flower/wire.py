@@ -219,10 +219,7 @@ def dtypes_of(record: ArrayRecord) -> dict[str, str]:
 
 
 def in_dtypes(record: ArrayRecord, dtypes: Mapping[str, str]) -> ArrayRecord:
-    """Return a model in the dtypes that the app started with, rounded as ``load_state_dict`` does.
-
-    Server optimizers and averages of counters return float64.
-    """
+    """Return a model in the dtypes of the app: server optimizers and averages make it float64."""
     if all(dtypes.get(name, array.dtype) == array.dtype for name, array in record.items()):
         return record
     kept = {n: np.asarray(a.numpy(), dtypes.get(n, a.dtype)) for n, a in record.items()}
@@ -244,10 +241,7 @@ def version(record: ArrayRecord) -> str:
 
 
 def checked(record: ArrayRecord, like: ArrayRecord) -> Flat:
-    """Return a client's model as a vector; DataError unless it is finite and like the global one.
-
-    Names and shapes must be the same; any real dtype will do.
-    """
+    """Return a client's model as a vector; DataError unless finite and of the same shapes."""
     if set(record) != set(like):
         raise WrongForm(f"arrays named {_short(record)}, not {_short(like)}")
     for name, array in record.items():

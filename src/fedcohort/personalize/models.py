@@ -36,8 +36,7 @@ def content_of(model: Model) -> bytes:
         if not isinstance(name, str) or array.dtype.kind not in "fiub":
             raise ValueError(f"model: {name!r} must name an array of numbers, not {array.dtype}")
         arrays[name] = array
-    content: bytes = save(arrays)
-    return content
+    return bytes(save(arrays))
 
 
 def unpack(content: bytes) -> dict[str, NDArray[Any]]:

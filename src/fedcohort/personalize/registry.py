@@ -130,22 +130,19 @@ class Database:
         # Damaged text must not fail a whole query; it is refused where it is used.
         self._connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
         try:
-            self._check()
+            self.rows("PRAGMA trusted_schema = OFF")
+            self.rows("PRAGMA synchronous = FULL")
+            ((version,),) = self.rows("PRAGMA user_version")
+            if version != VERSION:
+                raise DataError(
+                    f"{path} has version {version} and this program reads {VERSION}; export it "
+                    "with the program that wrote it, and add the folder to a new registry"
+                )
+            if self.rows(TABLES) != _empty_database()[1]:
+                raise DataError(f"{path} has other tables than a registry")
         except BaseException:
             self.close()
             raise
-
-    def _check(self) -> None:
-        self.rows("PRAGMA trusted_schema = OFF")
-        self.rows("PRAGMA synchronous = FULL")
-        ((version,),) = self.rows("PRAGMA user_version")
-        if version != VERSION:
-            raise DataError(
-                f"{self.path} has version {version} and this program reads {VERSION}; export it "
-                "with the program that wrote it, and add the folder to a new registry"
-            )
-        if self.rows(TABLES) != _empty_database()[1]:
-            raise DataError(f"{self.path} has other tables than a registry")
 
     def close(self) -> None:
         """Close the connection."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
@@ -159,9 +160,13 @@ def laplace_scale(cells: int, epsilon: float) -> tuple[int, int]:
 @lru_cache(maxsize=256)
 def gaussian_scale(cells: int, epsilon: float, delta: float) -> tuple[int, int]:
     """Return (u, s): noise of sigma = u / s on each count gives (epsilon, delta)."""
-    sigma = max(MIN_SIGMA, _analytic_sigma(cells, epsilon, delta))
-    s = FINE if FINE * sigma < MAX_SIGMA / 2 else 1
-    u = math.ceil(s * sigma)
+
+    def reached(sigma: float) -> bool:
+        return analytic_delta(sigma, cells, epsilon) <= delta
+
+    s = FINE if reached(MAX_SIGMA / (2 * FINE)) else 1
+    least = math.ceil(s * MIN_SIGMA)
+    u = bisect_left(range(MAX_SIGMA + 1), True, least, key=lambda u: reached(u / s))
     while u <= MAX_SIGMA and discrete_delta(u / s, cells, epsilon) > delta:
         u += 1
     if u > MAX_SIGMA:
@@ -194,15 +199,3 @@ def discrete_delta(sigma: float, cells: int, epsilon: float) -> float:
     gain = -np.expm1(epsilon - (2 * k + cells) / (2 * sigma**2))
     chance = np.exp(-(k**2) / (2 * variance)) / spread
     return float((1 + slack) * np.sum(chance * np.maximum(gain, 0)))
-
-
-def _analytic_sigma(cells: int, epsilon: float, delta: float) -> float:
-    """Smallest sigma with the wanted delta, by bisection on a logarithmic scale."""
-    low, high = 1e-3, 2.0 * MAX_SIGMA
-    for _ in range(80):
-        middle = math.sqrt(low * high)
-        if analytic_delta(middle, cells, epsilon) > delta:
-            low = middle
-        else:
-            high = middle
-    return high

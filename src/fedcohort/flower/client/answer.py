@@ -125,7 +125,6 @@ class Memory:
         self.state.update({f"{OURS}{name}.{key}": record for key, record in content.items()})
 
     def forget(self, name: str) -> None:
-        """Drop the records under a name."""
         self.stamps.pop(name, None)
         for key in [key for key in self.state if key.startswith(f"{OURS}{name}.")]:
             del self.state[key]
@@ -139,7 +138,6 @@ class Memory:
         return RecordDict({key.removeprefix(start): record for key, record in kept.items()})
 
     def vector(self, name: str, stamp: int | str | None = None) -> Flat | None:
-        """Return the arrays that are kept under a name, flat."""
         kept = self.recall(name, stamp)
         return None if kept is None else wire.flatten(arrays_in(kept))
 
@@ -180,7 +178,6 @@ class Asked(Clients):
 
     @cached_property
     def memory(self) -> Memory:
-        """What the client remembers of this run."""
         return Memory(self.context, self.request.run)
 
     @cached_property
@@ -237,7 +234,6 @@ class Asked(Clients):
         return record
 
     def reading(self, name: str) -> NDArray[Any]:
-        """Compute a signal."""
         options = self.request.options.get(name, {})
         k = int(options.get("k", 0))
         if k > SHORT and k > len(self.start):
@@ -254,7 +250,6 @@ class Asked(Clients):
 
     @cached_property
     def data(self) -> Examples:
-        """The client's examples."""
         return self.answers.data(self.context)
 
     def examples(self) -> list[tuple[Any, Any]]:
@@ -292,11 +287,7 @@ class Asked(Clients):
         return [(exact.privatize(epsilon) if epsilon else exact).reading()]
 
     def losses(self, power: int = 1) -> NDArray[np.float64]:
-        """Return the mean of loss^power over the client's examples.
-
-        From the function `loss`, or from the loss that the app's own training or evaluation
-        reports, whose mean stands for every example.
-        """
+        """Use the function `loss`, or the mean that the app's training or evaluation reports."""
         loss = self.answers.loss
         if callable(loss):
             x, y = self.data.arrays()
@@ -320,11 +311,8 @@ class Asked(Clients):
 
     def trained(self, fresh: bool = True) -> Vectors:
         if fresh:
-            return Vectors(
-                wire.flatten(
-                    arrays_in(self._handled(self.answers.own_train, "@app.train()").content)
-                )
-            )
+            reply = self._handled(self.answers.own_train, "@app.train()")
+            return Vectors(wire.flatten(arrays_in(reply.content)))
         number = self.request.held_round
         held = self.memory.vector("trained", number) if number >= 0 else None
         return Vectors(self.start if held is None else held)

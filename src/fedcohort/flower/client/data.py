@@ -49,7 +49,6 @@ class Examples:
         return sum(len(x) for x, _ in self)
 
     def arrays(self) -> Batch:
-        """Return all inputs and labels."""
         if self._arrays is None:
             parts = list(self)
             if not parts:

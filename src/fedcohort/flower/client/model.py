@@ -48,19 +48,15 @@ class Measured(Asked):
     def tensors(self) -> tuple[NDArray[Any], NDArray[Any]]:
         """The client's examples: tokens as whole numbers, other inputs as float32."""
         x, y = self.data.arrays()
-        has_tokens = any(
-            isinstance(module, torch.nn.Embedding) for module in self.network.modules()
-        )
+        has_tokens = any(isinstance(m, torch.nn.Embedding) for m in self.network.modules())
         return x.astype(np.int64 if has_tokens else np.float32), y
 
     @cached_property
     def batches(self) -> Batches:
-        """The client's examples on the device."""
         return batches_of(*self.tensors, self.answers.device)
 
     @property
     def local(self) -> LocalTraining:
-        """How our training goes."""
         return self.answers.local or LocalTraining()
 
     @cached_property
@@ -127,10 +123,7 @@ class Measured(Asked):
         return Vectors(self.train(f"query/{self.ids[0]}"))
 
     def train(self, batches_for: str | None = None, prox_mu: float = 0.0) -> Flat:
-        """Train a round as the simulator does.
-
-        `batches_for` names the draw of the batches; `prox_mu` is FedProx's.
-        """
+        """Train a round as the simulator does; `batches_for` names the draw of the batches."""
         model, (x, y) = self.model, self.tensors
         if any(buffer.is_floating_point() for buffer in model.buffers()):
             raise ConfigError(

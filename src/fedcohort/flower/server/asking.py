@@ -44,9 +44,8 @@ def exchange(
 ) -> list[Reply]:
     """Send messages and return the replies that came within `timeout` seconds.
 
-    Replies are matched by the id of the message they answer: an error in place of a node that is
-    gone carries the SuperLink's node id. ``until(replies, elapsed)`` returns how many seconds are
-    left to wait, given what came so far.
+    Ids of messages match them, since an error in place of a node that is gone carries the
+    SuperLink's node id. ``until(replies, elapsed)`` returns how many seconds are left to wait.
     """
     sent = list(messages)
     started = time.monotonic()
@@ -89,13 +88,11 @@ class CohortGrid:
         self.elapsed = 0.0
 
     def __getattr__(self, name: str) -> Any:
-        """Return what else the grid has."""
         return getattr(self.grid, name)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Exchange messages and remember how long each reply took."""
         until, self.until, started = self.until, None, time.monotonic()
         limit = self.timeout if timeout is None else timeout
         replies = exchange(self.grid, messages, limit, until)
@@ -104,7 +101,6 @@ class CohortGrid:
         return [reply.message for reply in replies]
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes to show."""
         return self.grid.get_node_ids() if self.nodes is None else self.nodes()
 
 
@@ -120,7 +116,6 @@ class Model:
 
     @cached_property
     def flat(self) -> Flat:
-        """The model as a vector."""
         return wire.flatten(self.arrays)
 
 

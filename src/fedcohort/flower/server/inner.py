@@ -52,16 +52,15 @@ def check(
             f"CohortStrategy: {kind.__module__}.{kind.__name__} is not a strategy of Flower's "
             "message API; use its counterpart in flwr.serverapp.strategy"
         )
-    cyclic = any(type(one).__name__ == "FedXgbCyclic" for one in chain(strategy))
-    if cyclic and cohort_size is not None and cohort_size > 1:
-        raise ConfigError(
-            f"CohortStrategy: cohort_size={cohort_size}, but FedXgbCyclic keeps one update per "
-            "round: use cohort_size=1, or FedXgbBagging"
-        )
     if gate and not pace.waits_for_all:
         raise ConfigError(f"CohortStrategy: a gate decides when all have answered; drop {pace}")
     for one in chain(strategy):
         name = type(one).__name__
+        if name == "FedXgbCyclic" and (cohort_size or 1) > 1:
+            raise ConfigError(
+                f"CohortStrategy: cohort_size={cohort_size}, but FedXgbCyclic keeps one update per "
+                "round: use cohort_size=1, or FedXgbBagging"
+            )
         if gate and name.startswith("DifferentialPrivacyClientSide"):
             raise ConfigError(
                 f"CohortStrategy: a gate lets updates grow over rounds, beyond what {name} clips; "
@@ -169,15 +168,14 @@ def _left_to(method: Callable[..., Any]) -> Callable[..., Any]:
 def full_participation(strategy: Strategy, nodes: int) -> Iterator[None]:
     """Make Flower's strategies send a message to each of the nodes that they are shown."""
     wanted = {"fraction_train": 1.0, "min_train_nodes": nodes, "min_available_nodes": nodes}
-    changed = [(one, name) for one in chain(strategy) for name in wanted if name in vars(one)]
-    before = [getattr(one, name) for one, name in changed]
-    for one, name in changed:
+    before = [(s, n, getattr(s, n)) for s in chain(strategy) for n in wanted if n in vars(s)]
+    for one, name, _ in before:
         setattr(one, name, wanted[name])
     try:
         yield
     finally:
-        for (one, name), value in zip(changed, before, strict=True):
-            setattr(one, name, value)
+        for setting in before:
+            setattr(*setting)
 
 
 def usual_cohort_size(strategy: Strategy, messages: int, online: int) -> int:
@@ -256,10 +254,6 @@ class Template:
         same = all(model is models[0] or model == models[0] for model in models)
         self.arrays = models[0] if same else None
 
-    def content_for(self, node: int) -> RecordDict:
-        """Return what the strategy wants to send to a node."""
-        return self.messages.get(node, self.any).content
-
     def missing(self, nodes: Mapping[ClientId, int]) -> list[ClientId]:
         """Return the clients that want a message of their own and have none."""
         return [c for c, node in nodes.items() if self.per_node and node not in self.messages]
@@ -296,7 +290,8 @@ class Cohort:
         extra = {} if announced is None else {"announce": wire.to_bytes(announced)}
         self.sent = {}
         for client in self.selection.clients:
-            model, inner = self.model, template.content_for(self.nodes[client])
+            model = self.model
+            inner = template.messages.get(self.nodes[client], template.any).content
             own = inner.array_records.get(template.name)
             if template.arrays is None and own is not None:  # each node has a model of its own
                 model = Model(wire.in_dtypes(own, wire.dtypes_of(model.arrays)))

@@ -35,8 +35,10 @@ from fedcohort.signals.catalog import SIGNALS
 if TYPE_CHECKING:
     from fedcohort.flower.server.strategy import CohortStrategy
 
-ACCURACIES = ("accuracy", "eval_acc", "eval_accuracy", "acc", "test_accuracy", "val_accuracy")
-LOSSES = ("loss", "eval_loss", "test_loss", "val_loss")
+METRICS = {  # usual names, the most telling first
+    "accuracy": ("accuracy", "eval_acc", "eval_accuracy", "acc", "test_accuracy", "val_accuracy"),
+    "loss": ("loss", "eval_loss", "test_loss", "val_loss"),
+}
 
 
 @dataclass(frozen=True)
@@ -76,15 +78,9 @@ class RoundReport(RoundRecord):
     def measured(self, metrics: Mapping[str, Any] | None) -> RoundReport:
         """Return the round with the accuracy and loss among an evaluation's metrics."""
         numbers = {k: v for k, v in (metrics or {}).items() if isinstance(v, int | float)}
-        accuracy, loss = (
-            next((float(numbers[name]) for name in names if name in numbers), None)
-            for names in (ACCURACIES, LOSSES)
-        )
-        return replace(
-            self,
-            accuracy=self.accuracy if accuracy is None else accuracy,
-            loss=self.loss if loss is None else loss,
-        )
+        values = {k: [numbers[n] for n in names if n in numbers] for k, names in METRICS.items()}
+        measured: dict[str, Any] = {k: float(each[0]) for k, each in values.items() if each}
+        return replace(self, **measured)
 
 
 class RunFolder:

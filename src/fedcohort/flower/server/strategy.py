@@ -44,7 +44,6 @@ from fedcohort.signals.catalog import SIGNALS
 from fedcohort.signals.projection import Vectors
 from fedcohort.simulate.clock import Arrivals, Pace
 
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 Known = Mapping[str, Any]
 
 
@@ -176,7 +175,6 @@ class CohortStrategy(Strategy):
         object.__setattr__(self if ours else self.inner, name, value)
 
     def summary(self) -> None:
-        """Log the policy, then the inner strategy's settings."""
         policy, gate = self.session.policy, "none" if self.gate is None else self.gate.name
         LOG.info("\t├──> Cohort: policy %r, gate %s, seed %d", policy, gate, self.session.seed)
         self._call("summary")
@@ -189,7 +187,7 @@ class CohortStrategy(Strategy):
         timeout: float | None = None,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Evaluate | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """Run rounds as Flower does, starting from the checkpoint if it exists.
 
@@ -363,7 +361,6 @@ class CohortStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Let the inner strategy average the accepted updates, and the policy learn from them."""
         number, cohort = server_round + self.rounds_before, self._cohort
         if cohort is None:
             return self._call("aggregate_train", number, replies)  # type: ignore[no-any-return]
@@ -420,7 +417,6 @@ class CohortStrategy(Strategy):
         late: tuple[ClientId, ...],
         arrivals: Arrivals | None,
     ) -> None:
-        """End the session's round, log it, and note what happened."""
         session, number = self.session, self.session.round_number
         scores, cut = session.selection.scores or {}, () if arrivals is None else arrivals.cut
         rested, outcome = dict(session.resting), session.finish(signals, updates, cut)
@@ -472,7 +468,6 @@ class CohortStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Leave evaluation to the inner strategy; clients get the dtypes that they started with."""
         number = server_round + self.rounds_before
         self.collector.config = {"server-round": number, **config}
         sent, shown = wire.in_dtypes(arrays, self.dtypes), self._shown(grid)
@@ -483,7 +478,6 @@ class CohortStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Leave evaluation to the inner strategy, without replies that would break it."""
         number, usable = server_round + self.rounds_before, usable_evaluations(replies)
         metrics: MetricRecord | None = None
         if usable:
