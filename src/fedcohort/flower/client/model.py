@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from fedcohort.simulate.local import LocalTraining, Trainer, config_errors, firs
 SampleLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
 BATCH = 256
+cross_entropy = partial(torch.nn.functional.cross_entropy, reduction="none")
 
 
 class Measured(Asked):
@@ -130,13 +131,10 @@ class Measured(Asked):
                 "our training does not keep a model's running statistics (batch norm): train in "
                 "your own @app.train(), and attach after it"
             )
-        with torch.no_grad():
-            outputs = model(next(iter(self.batches))[0])
-        is_usual = not callable(self.answers.loss)
-        multiclass = is_usual and outputs.ndim > 1 and outputs.shape[-1] > 1
         local = replace(self.local, prox_mu=prox_mu) if prox_mu else self.local
         number, names = self.request.round, [batches_for or self.ids[0]]
-        loss = "cross-entropy" if multiclass else self.sample_loss
+        # the engine has kernels for the loss of that name
+        loss = "cross-entropy" if self.sample_loss is cross_entropy else self.sample_loss
         with config_errors():
             trainer = Trainer(model, local, loss=loss, device=self.answers.device)
             work = jobs(trainer, self.request.seed, number, names, [np.arange(len(y))])
@@ -177,18 +175,16 @@ def batches_of(
 def usual_loss(model: torch.nn.Module, outputs: torch.Tensor) -> SampleLoss:
     """Return the loss of each sample for a classifier: cross-entropy, binary for a single output.
 
-    The softmax of one output is always 1, so its cross-entropy would be 0. An output that went
-    through a sigmoid is a probability; any other one is a logit.
+    A single output that went through a sigmoid is a probability; any other one is a logit.
     """
-    function = torch.nn.functional
     if outputs.ndim > 1 and outputs.shape[-1] != 1:
-        return lambda outputs, y: function.cross_entropy(outputs, y, reduction="none")
+        return cross_entropy
     is_probability = any(isinstance(m, torch.nn.Sigmoid) for m in model.modules()) or bool(
         ((outputs > 0) & (outputs < 1)).all()
     )
-    entropy = function.binary_cross_entropy
+    entropy = torch.nn.functional.binary_cross_entropy
     if not is_probability:
-        entropy = function.binary_cross_entropy_with_logits
+        entropy = torch.nn.functional.binary_cross_entropy_with_logits
 
     def loss(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         flat = outputs.squeeze(-1) if outputs.ndim > y.ndim else outputs

@@ -170,7 +170,13 @@ class GridCollector:
         self._answers: dict[tuple[str, ClientId], NDArray[Any] | None] = {}
         self._held: dict[ClientId, str] = {}
         self._charged: set[tuple[ClientId, bool]] = set()
-        _check_options(session.policy.signal_options, self.center is not None)
+        options = session.policy.signal_options
+        if options.get("race_sketch", {}).get("center") and center is None:
+            LOG.info("no center= is given, so sketches are not centered")
+        for name, given in options.items():
+            for option, remedy in SIGNALS[name].simulated.items():
+                if given.get(option):
+                    raise ConfigError(f"CohortStrategy: {option} is for simulations; {remedy}")
 
     def begin(
         self,
@@ -188,13 +194,8 @@ class GridCollector:
         self.initial = self.initial or self.current
         session.model_bytes = wire.payload(arrays)
         fresh = session.policy.signal_options.get("model_sketch", {}).get("fresh", True)
-        self.request = Request(
-            session.round_number,
-            session.seed,
-            remember=not fresh,
-            classes=wire.outputs_of(arrays),
-            **entries,
-        )
+        number, classes = session.round_number, wire.outputs_of(arrays)
+        self.request = Request(number, session.seed, remember=not fresh, classes=classes, **entries)
         self.problems, self._answers = {}, {}
         # After a skipped round the session assumes that the same clients still hold the model.
         continuing = session.selection.clients if session.skipped else ()
@@ -339,14 +340,3 @@ class GridCollector:
             kind = record.get(f"{name}.kind")
             if isinstance(kind, str):
                 self.kinds.setdefault(name, {})[client] = kind[:MAX_REASON]
-
-
-def _check_options(options: Mapping[str, Mapping[str, Option]], has_center: bool) -> None:
-    """Refuse what clients cannot compute; say where the policy's options change."""
-    sketch = options.get("race_sketch", {})
-    if sketch.get("center") and not has_center:
-        LOG.info("no center= is given, so sketches are not centered")
-    for name, given in options.items():
-        for option, remedy in SIGNALS[name].simulated.items():
-            if given.get(option):
-                raise ConfigError(f"CohortStrategy: {option} is for simulations; {remedy}")

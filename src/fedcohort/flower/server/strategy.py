@@ -133,12 +133,9 @@ class CohortStrategy(Strategy):
         inners.check(inner, self.gate is not None, checkpoint is not None, cohort_size, self.pace)
         inners.warn_of_exact(inner, chosen)
         self.wanted = cohort_size or 1  # known once the inner strategy has sampled
+        size = self.pace.asked(self.wanted)
         self.session = Session(
-            chosen,
-            cohort_size=self.pace.asked(self.wanted),
-            seed=seed,
-            gate=self.gate,
-            averaging="size",
+            chosen, cohort_size=size, seed=seed, gate=self.gate, averaging="size"
         )
         self.collector = GridCollector(self.session, timeout, center)
         if callable(eligible):
@@ -235,14 +232,10 @@ class CohortStrategy(Strategy):
         self._round = number = server_round + self.rounds_before
         unchanged = ConfigRecord(dict(config))
         collector = self.collector
-        collector.begin(
-            grid,
-            {},
-            wire.in_dtypes(arrays, self.dtypes),
-            {"server-round": number, **config},
-            held_round=max((r.round for r in self.history if r.finished), default=0) - 1,
-            run=self.run_token,
-        )
+        current = wire.in_dtypes(arrays, self.dtypes)
+        entries = {"server-round": number, **config}
+        held = max((r.round for r in self.history if r.finished), default=0) - 1
+        collector.begin(grid, {}, current, entries, held_round=held, run=self.run_token)
         free = [name for name in collector.profile if collector.needed(name) == "none"]
         # With kept sketches, the ids come first: some profiles may be known.
         shown = self._shown(grid, sorted(free) if self.sketches is None else ())
