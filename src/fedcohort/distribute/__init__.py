@@ -229,10 +229,7 @@ def split(files: Sequence[Path], max_parts: int) -> list[list[Path]]:
 def _sketch(
     first: Path, files: Sequence[Path], root: Path, want: Want, empty: RaceSketch
 ) -> tuple[int, dict[str, RaceSketch], Reading]:
-    """Sketch some files on a worker; the first of all says which columns are read.
-
-    Returns the rows, the sketches by client, and what was left out.
-    """
+    """Count rows, sketch clients and note what is left out; `first` says which columns are read."""
     source = open_files([first, *files], root, want, skip=1)
     rows: list[int] = []
     sketches = sketch_parts(source, empty, on_rows=rows.append)

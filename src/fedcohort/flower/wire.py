@@ -106,29 +106,23 @@ def refused(data: bytes) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Request:
-    """What a client must know to answer, beside the arrays.
+    """What a client must know to answer, beside the arrays."""
 
-    `round` counts from 0; `held_round` is the last one whose updates the server took, or -1. A
-    client that holds `version` of the model needs no other copy. `options` are the policy's
-    `signal_options`, and under "gate" those of the gate. `remember` asks to keep the trained model
-    for later queries. `client` is empty if the client is asked for its id. `classes` are the
-    outputs of the model. A client forgets what it remembers from another `run`.
-    """
-
-    round: Int64
+    round: Int64  # from 0
     seed: Int64
-    version: str = ""
-    arrays: str = "arrays"
+    version: str = ""  # of the model; a client that holds it needs no other copy
+    arrays: str = "arrays"  # the name of the model's record
     signals: tuple[str, ...] = ()
+    # those of the policy by signal, and under "gate" those of the gate
     options: Mapping[str, Mapping[str, Option]] = field(default_factory=dict)
     gate: str | None = None
     on_skip: str = "keep"
     carries_over: bool = True
-    held_round: Int64 = -1
-    remember: bool = False
-    client: str = ""
-    classes: Int64 = 0
-    run: str = ""
+    held_round: Int64 = -1  # the last one whose updates the server took
+    remember: bool = False  # whether the trained model is kept for later queries
+    client: str = ""  # empty if it is asked who it is
+    classes: Int64 = 0  # outputs of the model
+    run: str = ""  # a client forgets what it remembers from another one
 
     def to_json(self) -> str:
         """Return the request as text, for one entry of a ConfigRecord."""

@@ -110,10 +110,7 @@ class Entry:
 
 
 class Database:
-    """One SQLite connection; threads that share it take turns.
-
-    Where the folder cannot be written, the database is opened read-only.
-    """
+    """One SQLite connection, read-only where the folder is; threads that share it take turns."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

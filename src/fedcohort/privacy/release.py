@@ -145,16 +145,12 @@ def release(
 
 
 class SketchSize(NamedTuple):
-    """A recommended size, and what to expect of it.
-
-    `signal_to_noise` is the squared distance of typically unlike clients over its standard error by
-    noise; `error` is the expected relative error of that square.
-    """
+    """A recommended size, and what to expect of it."""
 
     rows: int
     bits: int
-    signal_to_noise: float
-    error: float
+    signal_to_noise: float  # squared distance of typically unlike clients over its noise's error
+    error: float  # the expected relative error of that square
 
 
 def sketch_size(

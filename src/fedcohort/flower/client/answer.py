@@ -159,12 +159,9 @@ def warn_of_exact(private_by: str, name: str) -> None:
 
 
 class Asked(Clients):
-    """One client that answers one message, as signals see it: one row of everything.
+    """One client that answers one message, as signals see it: one row of everything."""
 
-    `trained_reply` is that of the training, where signals are read from its metrics.
-    """
-
-    trained_reply: Message | None = None
+    trained_reply: Message | None = None  # of the training, where its metrics have a signal
 
     def __init__(self, answers: Answers, message: Message, context: Context) -> None:
         self.answers, self.message, self.context = answers, message, context

@@ -130,10 +130,7 @@ def attach(
 
 @dataclass(frozen=True)
 class Answers:
-    """What a client can tell, and the handlers of its messages; fields are arguments of `attach`.
-
-    `own_train` and `own_evaluate` are the app's handlers, where it has them, `mods` its mods.
-    """
+    """What a client can tell, and the handlers of its messages; fields as arguments of `attach`."""
 
     data: Data
     model: Callable[[Context], torch.nn.Module] | None
@@ -144,9 +141,9 @@ class Answers:
     classes: int
     loss: str | Callable[..., Any] | None
     device: str
-    own_train: Handler | None
+    own_train: Handler | None  # the app's, where it has one
     own_evaluate: Handler | None
-    mods: list[Any]
+    mods: list[Any]  # the app's
 
     def asked(self, message: Message, context: Context) -> Asked:
         """Return what answers one message; PyTorch is loaded only where there is a model."""
@@ -269,10 +266,7 @@ def train_by_our_code(answers: Answers, message: Message, context: Context) -> M
 
 
 def replying_with_errors(message: Message, context: Context, call_next: Handler) -> Message:
-    """Reply with an error where the handler raises, as a mod.
-
-    Flower would do so too, but its simulation buries the message in a traceback of Ray.
-    """
+    """Reply with an error in one line, as a mod; Flower's simulation buries it in a traceback."""
     try:
         return call_next(message, context)
     except Exception as error:

@@ -173,10 +173,7 @@ def batches_of(
 
 
 def usual_loss(model: torch.nn.Module, outputs: torch.Tensor) -> SampleLoss:
-    """Return the loss of each sample for a classifier: cross-entropy, binary for a single output.
-
-    A single output that went through a sigmoid is a probability; any other one is a logit.
-    """
+    """Return a classifier's loss of each sample: cross-entropy, binary for a single output."""
     if outputs.ndim > 1 and outputs.shape[-1] != 1:
         return cross_entropy
     is_probability = any(isinstance(m, torch.nn.Sigmoid) for m in model.modules()) or bool(

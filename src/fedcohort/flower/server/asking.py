@@ -122,11 +122,7 @@ class Model:
 def reading_of(
     record: ConfigRecord, name: str, options: Mapping[str, Option]
 ) -> NDArray[Any] | None:
-    """Return a reading from a reply, None if there is none.
-
-    What is too large or malformed comes back as opaque bytes, which the session charges, drops and
-    counts, as it does readings of the wrong form.
-    """
+    """Return a reading from a reply; None if there is none, opaque bytes if it is malformed."""
     data = record.get(name)
     if not isinstance(data, bytes):
         return None

@@ -239,10 +239,7 @@ def _saved(value: Any) -> Any:
 
 
 class Template:
-    """What the inner strategy wants to send, to the nodes that it sampled itself.
-
-    `arrays` is the model where all messages have the same.
-    """
+    """What the inner strategy wants to send, to the nodes that it sampled itself."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = {m.metadata.dst_node_id: m for m in messages}
@@ -252,7 +249,7 @@ class Template:
         self.per_node = any(m.content is not content and m.content != content for m in messages)
         models = [m.content.array_records.get(self.name) for m in messages]
         same = all(model is models[0] or model == models[0] for model in models)
-        self.arrays = models[0] if same else None
+        self.arrays = models[0] if same else None  # the one model of all messages
 
     def missing(self, nodes: Mapping[ClientId, int]) -> list[ClientId]:
         """Return the clients that want a message of their own and have none."""
@@ -260,10 +257,7 @@ class Template:
 
 
 class Cohort:
-    """The selected clients of one round, and what is sent to them.
-
-    `sent` has the last message to each client, `problems` why clients did not answer the gate.
-    """
+    """The selected clients of one round, and what is sent to them."""
 
     def __init__(self, selection: Selection, template: Template, collector: GridCollector) -> None:
         self.selection, self.template, self.collector = selection, template, collector
@@ -274,18 +268,14 @@ class Cohort:
         self.request = replace(
             collector.request, version=self.model.version, signals=names, options=options
         )
-        self.sent: dict[ClientId, Message] = {}
-        self.problems: dict[ClientId, str] = {}
+        self.sent: dict[ClientId, Message] = {}  # the last message to each client
+        self.problems: dict[ClientId, str] = {}  # why clients did not answer the gate
         self._probing: dict[ClientId, float] = {}
 
     def train(
         self, kind: str = "", announced: NDArray[Any] | None = None, **entries: Any
     ) -> list[Message]:
-        """Return the training messages, with further `entries` of the request for a gate.
-
-        Our entries are not a record of their own, since Flower's clipping mods want exactly one
-        ConfigRecord.
-        """
+        """Return the training messages, with further `entries` of the request for a gate."""
         template, request = self.template, replace(self.request, **entries)
         extra = {} if announced is None else {"announce": wire.to_bytes(announced)}
         self.sent = {}
@@ -299,6 +289,7 @@ class Cohort:
             if self.collector.must_carry(client, model):
                 content[template.name] = model.arrays
             ours = replace(request, version=model.version, client=client).to_json()
+            # not a record of its own: Flower's clipping mods want exactly one ConfigRecord
             config = {**inner.config_records.get(template.config, {}), **extra, RECORD: ours}
             content[template.config] = ConfigRecord(config)
             kind = kind or template.any.metadata.message_type

@@ -121,9 +121,7 @@ class Replies:
 
     `kind` is what a reply holds. "model": one ArrayRecord like the global model. "records": what a
     custom strategy aggregates, in the same form in all replies. "opaque": arrays that may change
-    their shapes, such as serialized trees, which `check_opaque` looks at. `refused` counts messages
-    without an update by reason, `failed` has why clients of this round brought none, `late` the
-    clients that were too slow for their round and are still waited for.
+    their shapes, such as serialized trees, which `check_opaque` looks at.
     """
 
     def __init__(
@@ -134,9 +132,9 @@ class Replies:
     ) -> None:
         self.session, self.weight_key, self.check_opaque = session, weight_key, check_opaque
         self.kind: Kind = "model"
-        self.refused: Counter[str] = Counter()
-        self.failed: dict[ClientId, str] = {}
-        self.late: dict[ClientId, Late] = {}
+        self.refused: Counter[str] = Counter()  # messages without an update, by reason
+        self.failed: dict[ClientId, str] = {}  # why clients of this round brought none
+        self.late: dict[ClientId, Late] = {}  # too slow for their round, and still waited for
         self._forms: Counter[Form] = Counter()
         self._wrong: Counter[ClientId] = Counter()
         self.weights: dict[ClientId, float] = {}
@@ -240,10 +238,7 @@ class Replies:
         self.session.charge("model", "up", {client: size})
 
     def late_updates(self, grid: CohortGrid, model: Model) -> dict[ClientId, Update]:
-        """Return the updates of earlier rounds that have arrived by now.
-
-        Each is the same step as the client made, from the current model.
-        """
+        """Return the updates of earlier rounds that arrived: the same steps, from this model."""
         waiting = [pending.message_id for pending in self.late.values() if not pending.reply]
         replies = {m.metadata.reply_to_message_id: m for m in grid.pull_messages(waiting)}
         updates: dict[ClientId, Update] = {}
