@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from flwr.app import Context
@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from fedcohort.exceptions import ConfigError
 from fedcohort.flower.client.data import Examples
 from fedcohort.flower.wire import LOG
+from fedcohort.options import typed
 from fedcohort.privacy.budget import BudgetLedger
-from fedcohort.privacy.release import noise_for
+from fedcohort.privacy.release import Size, noise_for
 from fedcohort.rounds import ClientId
 from fedcohort.signals.catalog import SIGNALS, Option
 from fedcohort.sketch.hashing import MAX_BITS, MAX_CELLS, MinHash
@@ -58,11 +59,10 @@ class Privacy:
     delta: float = 0.0
     folder: str | os.PathLike[str] = "~/.fedcohort/privacy"
     total: float | None = None
-    n: Literal["public", "private"] = "public"
+    n: Size = "public"
 
     def __post_init__(self) -> None:
-        if self.n not in ("public", "private"):
-            raise ConfigError(f"Privacy: n={self.n!r} must be 'public' or 'private'")
+        typed(Size, self.n, "Privacy: n")
         if not Path(self.folder).expanduser().is_absolute():
             raise ConfigError(
                 f"Privacy: folder={str(self.folder)!r} must be absolute: a budget that depends on "

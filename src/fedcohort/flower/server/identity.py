@@ -12,19 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fedcohort.exceptions import ConfigError, DataError
 from fedcohort.flower.server.asking import AnyGrid, exchange
 from fedcohort.flower.wire import LOG, QUERY, RAISED, RECORD, Request, error_reason, record_of
+from fedcohort.options import typed
 from fedcohort.rounds import ClientId
 
 Identity = Literal["auto", "client", "name", "public-key"]
 Eligible = str | Collection[ClientId] | Callable[[ClientId], bool]
 Take = Callable[[ClientId, ConfigRecord], None]
-IDENTITIES = ("auto", "client", "name", "public-key")
 MAX_LENGTH = 200
 MAX_ASKS = 3
 ASK_AGAIN = 300.0  # seconds after which a node that did not answer so often is asked once more
@@ -65,9 +64,8 @@ class Directory:
     def __init__(
         self, identity: Identity = "auto", timeout: float = 60.0, eligible: Eligible | None = None
     ) -> None:
-        if identity not in IDENTITIES:
-            raise ConfigError(f"identity={identity!r} must be one of {', '.join(IDENTITIES)}")
-        self.identity, self.timeout, self.eligible = identity, timeout, eligible
+        self.identity: Identity = typed(Identity, identity, "identity")
+        self.timeout, self.eligible = timeout, eligible
         self.nodes: dict[ClientId, int] = {}
         self.refused: Counter[str] = Counter()
         self.registered: set[ClientId] = set()
@@ -166,26 +164,23 @@ class Directory:
         failed = message.has_error() and message.error.code in RAISED
         reason = error_reason(message) or record.get("id.error")
         if reason is None:
-            try:
-                return claimed_id(record.get("id"))
-            except DataError as error:
-                self.refused[f"node {info.node}"] += 1
-                LOG.warning("node %d: %s", info.node, error)
+            client = record.get("id")
+            if not isinstance(client, str) or not client.isprintable():
+                problem = "an id must be a printable text"
+            elif not 0 < len(client) <= MAX_LENGTH:
+                problem = f"an id must have from 1 to {MAX_LENGTH} characters"
+            elif client.startswith(FINGERPRINTS):
+                problem = f"the id {client!r} looks like a fingerprint, which cannot be claimed"
+            else:
+                return client
+            self.refused[f"node {info.node}"] += 1
+            LOG.warning("node %d: %s", info.node, problem)
         elif self.identity == "auto" and (failed or message.has_content()):
             LOG.warning(
                 "node %d did not say who it is (%s): %s", info.node, reason, fingerprint(info)
             )
             return fingerprint(info)
         return None
-
-
-def claimed_id(client: Any) -> ClientId:
-    """Return the id that a client claims; DataError for one that cannot be accepted."""
-    if not isinstance(client, str) or not 0 < len(client) <= MAX_LENGTH or not client.isprintable():
-        raise DataError(f"an id must be a printable text of at most {MAX_LENGTH} characters")
-    if client.startswith(FINGERPRINTS):
-        raise DataError(f"the id {client!r} looks like a fingerprint, which cannot be claimed")
-    return client
 
 
 def fingerprint(info: NodeInfo) -> ClientId:

@@ -125,10 +125,7 @@ class Replies:
     """
 
     def __init__(
-        self,
-        session: Session,
-        weight_key: str,
-        check_opaque: Callable[[ArrayRecord], None] = lambda record: None,
+        self, session: Session, weight_key: str, check_opaque: Callable[[ArrayRecord], None]
     ) -> None:
         self.session, self.weight_key, self.check_opaque = session, weight_key, check_opaque
         self.kind: Kind = "model"

@@ -34,10 +34,8 @@ from fedcohort.flower.server.replies import (
     usable_evaluations,
 )
 from fedcohort.flower.wire import LOG, RECORD
-from fedcohort.gates import GATES, Gate
-from fedcohort.policies import POLICIES
+from fedcohort.gates import Gate
 from fedcohort.policies.base import Policy
-from fedcohort.registry import make
 from fedcohort.rounds import ClientId, History, Selection
 from fedcohort.session import Session
 from fedcohort.signals.catalog import SIGNALS
@@ -126,17 +124,13 @@ class CohortStrategy(Strategy):
         if timeout <= 0:
             raise ConfigError(f"CohortStrategy: timeout={timeout} must be above 0")
         self.inner, self.cohort_size, self.checkpoint = inner, cohort_size, checkpoint
-        chosen: Policy = make("policy", policy, POLICIES)
-        self.gate: Gate | None = None if gate in (None, "none") else make("gate", gate, GATES)
-        self.pace, self.on_round = pace or Pace(), on_round
-        self.timeout = timeout
-        inners.check(inner, self.gate is not None, checkpoint is not None, cohort_size, self.pace)
-        inners.warn_of_exact(inner, chosen)
+        self.pace, self.on_round, self.timeout = pace or Pace(), on_round, timeout
         self.wanted = cohort_size or 1  # known once the inner strategy has sampled
         size = self.pace.asked(self.wanted)
-        self.session = Session(
-            chosen, cohort_size=size, seed=seed, gate=self.gate, averaging="size"
-        )
+        self.session = Session(policy, cohort_size=size, seed=seed, gate=gate, averaging="size")
+        self.gate = self.session.gate
+        inners.check(inner, self.gate is not None, checkpoint is not None, cohort_size, self.pace)
+        inners.warn_of_exact(inner, self.session.policy)
         self.collector = GridCollector(self.session, timeout, center)
         if callable(eligible):
             eligible = partial(self._is_eligible, eligible)
