@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from math import inf
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedcohort.exceptions import ConfigError, FedcohortError, IncompatibleSketches, NoClients
-from fedcohort.options import unknown
+from fedcohort.options import Count, typed
 from fedcohort.personalize.models import average
 from fedcohort.personalize.registry import NO_MODEL, Registry, check_size
 from fedcohort.rounds import ClientId, check_id, stream
@@ -91,8 +91,7 @@ def nearest_of_each(
     with_model: bool = False,
 ) -> list[list[Neighbor]]:
     """Return the nearest clients of each of several newcomers, as `nearest`, in one pass."""
-    if k < 1:
-        raise ConfigError(f"nearest: k={k} must be at least 1")
+    typed(Count, k, "nearest: k")
     spec = registry.spec
     if spec is None:
         raise NoClients(f"no client is registered in {registry.path}")
@@ -297,8 +296,7 @@ class ColdStart:
         `k` is how many clients to consider, by default 20 for "match" and else 1; `without` names a
         client to leave out, such as the one that asks.
         """
-        if strategy not in get_args(Strategy):
-            raise unknown("strategy", strategy, get_args(Strategy))
+        typed(Strategy, strategy, "strategy")
         count = k or (CONSIDERED if strategy == "match" else 1)
         options: dict[str, Any] = {"plain": strategy == "plain", "without": without}
         near = nearest(self.registry, sketch, count, with_model=True, **options)

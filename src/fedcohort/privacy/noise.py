@@ -29,6 +29,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcohort.options import Positive, ShareBelowOne, typed
+
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Words = Callable[[int], NDArray[np.uint64]]
@@ -135,17 +137,14 @@ def noise_variance(square: Any, cells: float, noise: Any, fourth: Any) -> Any:
 
 def sensitivity(rows: int, neighbors: Neighbors) -> int:
     """How many counts one record can change, by one each."""
-    if neighbors not in ("add-remove", "replace"):
-        raise ValueError(f"neighbors={neighbors!r} is neither 'add-remove' nor 'replace'")
+    typed(Neighbors, neighbors, "neighbors")
     return rows if neighbors == "add-remove" else 2 * rows
 
 
 def check_budget(epsilon: float, delta: float) -> None:
     """Refuse what is not a privacy budget."""
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"epsilon={epsilon} must be a finite number above 0")
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta={delta} must be at least 0 and below 1")
+    typed(Positive, epsilon, "epsilon")
+    typed(ShareBelowOne, delta, "delta")
 
 
 def laplace_scale(cells: int, epsilon: float) -> tuple[int, int]:
