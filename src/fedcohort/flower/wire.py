@@ -213,7 +213,7 @@ def dtypes_of(record: ArrayRecord) -> dict[str, str]:
 
 
 def in_dtypes(record: ArrayRecord, dtypes: Mapping[str, str]) -> ArrayRecord:
-    """Return a model in the dtypes of the app: server optimizers and averages make it float64."""
+    """Return a model in the app's own dtypes; server optimizers and averages return float64."""
     if all(dtypes.get(name, array.dtype) == array.dtype for name, array in record.items()):
         return record
     kept = {n: np.asarray(a.numpy(), dtypes.get(n, a.dtype)) for n, a in record.items()}

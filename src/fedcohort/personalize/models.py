@@ -45,13 +45,12 @@ def unpack(content: bytes) -> dict[str, NDArray[Any]]:
     from safetensors.numpy import load
 
     try:
-        arrays: dict[str, NDArray[Any]] = load(content)
+        return dict(load(content))
     except (SafetensorError, KeyError, AttributeError, TypeError) as error:
         raise DataError(
             f"a model cannot be read as NumPy arrays ({error}); export it, and open the file with "
             "the library that wrote it"
         ) from error
-    return arrays
 
 
 def shapes_of(content: bytes) -> Shapes:

@@ -242,7 +242,7 @@ class Answers:
             later.clear()  # only a loss among the metrics of the reply waits for it
         record = client.record(name for name in request.signals if name not in later)
         content[request.arrays] = begin
-        ours = make_ffn(partial(train_by_our_code, self), self.mods)
+        ours = make_ffn(self._train_by_our_code, self.mods)
         reply = self.hide_size(client.message, client.context, self.own_train or ours)
         if request.signals and not reply.has_error():
             client.trained_reply = reply
@@ -250,19 +250,18 @@ class Answers:
             reply.content[RECORD] = record
         return reply
 
+    def _train_by_our_code(self, message: Message, context: Context) -> Message:
+        """Train as the simulator does, with FedProx's mu where the server sets it."""
+        from fedcohort.flower.client.model import Measured
 
-def train_by_our_code(answers: Answers, message: Message, context: Context) -> Message:
-    """Train as the simulator does, with FedProx's mu where the server sets it."""
-    from fedcohort.flower.client.model import Measured
-
-    client = Measured(answers, message, context)
-    name = client.request.arrays
-    # After a skipped round it is not the global model, whose version the message has.
-    client.arrays = arrays = message.content.array_records[name]
-    mu = float(config_of(message).get("proximal-mu", 0.0))  # type: ignore[arg-type]
-    trained = wire.unflatten(client.train(prox_mu=mu), arrays)
-    metrics = MetricRecord({"num-examples": len(client.data)})
-    return Message(RecordDict({name: trained, "metrics": metrics}), reply_to=message)
+        client = Measured(self, message, context)
+        name = client.request.arrays
+        # After a skipped round it is not the global model, whose version the message has.
+        client.arrays = arrays = message.content.array_records[name]
+        mu = float(config_of(message).get("proximal-mu", 0.0))  # type: ignore[arg-type]
+        trained = wire.unflatten(client.train(prox_mu=mu), arrays)
+        metrics = MetricRecord({"num-examples": len(client.data)})
+        return Message(RecordDict({name: trained, "metrics": metrics}), reply_to=message)
 
 
 def replying_with_errors(message: Message, context: Context, call_next: Handler) -> Message:

@@ -44,8 +44,8 @@ def exchange(
 ) -> list[Reply]:
     """Send messages and return the replies that came within `timeout` seconds.
 
-    Ids of messages match them, since an error in place of a node that is gone carries the
-    SuperLink's node id. ``until(replies, elapsed)`` returns how many seconds are left to wait.
+    Replies are matched by the ids of messages, since an error in place of a node that is gone has
+    the SuperLink's node id. ``until(replies, elapsed)`` returns how many seconds are left to wait.
     """
     sent = list(messages)
     started = time.monotonic()
