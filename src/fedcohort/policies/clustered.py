@@ -73,22 +73,17 @@ class ClusteredSampling(Policy):
         places = round.size - always.size
         chosen, weights = always, share[always]
         if places and mass.any():
-            order = self._order(round, signals, mass, places)
+            left = np.flatnonzero(mass > 0)
+            order = left[np.argsort(-mass[left], kind="stable")]  # the largest first
+            if self.by == "similarity":
+                labels = self._labels(round.available, signals, mass, places)[order]
+                order = sampling.group_order(order, labels, mass, places)
             drawn = order[sampling.one_per_unit(mass[order], places, rng)]
             chosen = np.append(always, drawn)
             rest = 1 - share[always].sum()
             weights = np.append(weights, np.full(places, rest / places))
         inclusion = np.append(np.ones(always.size), mass[chosen[always.size :]])
         return scored(round.available, chosen, inclusion, tuple(weights.tolist()))
-
-    def _order(self, round: Round, signals: Signals, mass: Array, places: int) -> Indices:
-        """Order in which clients fill the distributions; `mass` is in units of places."""
-        left = np.flatnonzero(mass > 0)
-        by_size = left[np.argsort(-mass[left], kind="stable")]
-        if self.by == "size":
-            return by_size
-        labels = self._labels(round.available, signals, mass, places)[by_size]
-        return sampling.group_order(by_size, labels, mass, places)
 
     def _labels(
         self, clients: tuple[ClientId, ...], signals: Signals, mass: Array, places: int

@@ -60,6 +60,8 @@ class DivFL(Policy):
         return take(round.available, sample_positions(len(round.available), _MAX_CLIENTS, rng))
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
+        from sklearn.metrics.pairwise import euclidean_distances
+
         stamps = signals.rounds(self.signal, round.available)
         asked = bool(self.needs.query)
         answered = np.flatnonzero(stamps >= (round.number if asked else 0))
@@ -71,7 +73,8 @@ class DivFL(Policy):
             return Selection(())
         places = int(np.floor(round.size * strangers.size / len(round.available) + 0.5))
         size = min(round.size - places, positions.size)
-        clients, distances = take(clients, positions), _distances(rows)
+        clients = take(clients, positions)
+        distances = euclidean_distances(rows - rows.mean(axis=0))  # so similar rows lose no digits
         share = shares(signals, clients) if self.weights else np.ones(len(rows))
         taken = lazy_greedy(distances, size, share)
         new = take(round.available, strangers) if places else ()
@@ -102,10 +105,3 @@ def lazy_greedy(distances: Array, size: int, shares: Array | float = 1.0) -> lis
             gains[best] = -np.inf
             nearest = np.minimum(nearest, table[best])
     return chosen
-
-
-def _distances(rows: Array) -> Array:
-    """Return Euclidean distances; rows are centered first, so similar rows lose no digits."""
-    from sklearn.metrics.pairwise import euclidean_distances
-
-    return np.asarray(euclidean_distances(rows - rows.mean(axis=0)))

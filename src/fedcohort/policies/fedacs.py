@@ -89,8 +89,11 @@ class FedACS(Policy):
         """Fill the pool (Algorithm 1), then draw the cohort from it."""
         from fedcohort.numerics.bandits import thompson_pool, thompson_pool_one_draw
 
-        if self.reward == "insight":
-            self._duel_by_insight(round.available, signals)
+        if self.reward == "insight":  # standings are those of one round of duels among all here
+            positions, rows = vectors(signals, "insight", round.available)
+            if len(positions):
+                self.state = FedACSState()
+                self._duel(take(round.available, positions), update_distance(rows))
         wins, losses = self._standing(round.available)
         wanted = int(np.floor(self.pool_share * len(round.available) + 0.5))
         size = min(max(wanted, round.size), len(round.available))
@@ -124,13 +127,6 @@ class FedACS(Policy):
         from fedcohort.numerics.bandits import rank_posterior
 
         return rank_posterior(*self._standing(clients), rng)
-
-    def _duel_by_insight(self, clients: tuple[ClientId, ...], signals: Signals) -> None:
-        """Replace all standings by those of one round of duels among the available clients."""
-        positions, rows = vectors(signals, "insight", clients)
-        if len(positions):
-            self.state = FedACSState()
-            self._duel(take(clients, positions), update_distance(rows))
 
     def _duel(self, clients: tuple[ClientId, ...], distances: Array) -> None:
         from fedcohort.numerics.bandits import duel

@@ -82,7 +82,8 @@ class HiCSFL(Policy):
         if not places:
             return Selection(first, equal_weights(round, len(first)))
         rows = np.array([updates[c] for c in clients])
-        entropy = entropies(rows, self._temperature(rows))
+        typical = float(np.median(np.abs(rows).max(axis=1)))
+        entropy = entropies(rows, self.temperature or max(typical, 1e-12) / _CONTRAST)
         tree = sampling.angle_tree(rows, _ENTROPY_WEIGHT * np.abs(entropy[:, None] - entropy))
         size = np.maximum(sizes(signals, clients), 1e-12)
         if entropy.var() < _SIMILAR:
@@ -97,10 +98,6 @@ class HiCSFL(Policy):
         cohort = first + tuple(clients[i] for i in chosen)
         scores = {clients[i]: float(entropy[i]) for i in chosen}
         return Selection(cohort, equal_weights(round, len(cohort)), scores)
-
-    def _temperature(self, rows: Array) -> float:
-        typical = float(np.median(np.abs(rows).max(axis=1)))
-        return self.temperature or max(typical, 1e-12) / _CONTRAST
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         """Remember who was tried (who drops out is tried again), and the updates."""

@@ -61,7 +61,9 @@ class LabelMatch(Policy):
             return Selection(())
         if round.averaging == "equal":
             counts /= counts.sum(axis=1, keepdims=True)
-        goal = self._goal(counts)
+        goal = counts.sum(axis=0) / counts.sum()
+        if self.target == "balanced":
+            goal = np.full(counts.shape[1], 1 / counts.shape[1])
         part = sample_positions(positions.size, _MAX_CANDIDATES, rng)
         positions, counts = positions[part], counts[part]
         size = min(round.size, positions.size)
@@ -72,11 +74,6 @@ class LabelMatch(Policy):
             chosen = rng.choice(positions.size, at_random, replace=False).tolist()
         distances = self._grow(chosen, counts, goal, size)
         return scored(round.available, positions[chosen], np.array(distances))
-
-    def _goal(self, counts: Array) -> Array:
-        if self.target == "balanced":
-            return np.full(counts.shape[1], 1 / counts.shape[1])
-        return np.asarray(counts.sum(axis=0) / counts.sum())
 
     def _grow(self, chosen: list[int], counts: Array, goal: Array, size: int) -> list[float]:
         """Add rows, each the one with which the cohort is nearest the goal; return distances."""

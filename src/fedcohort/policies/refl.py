@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedcohort.options import Range
-from fedcohort.policies.base import Array, Policy, count_up, register, scored, values_for
+from fedcohort.policies.base import Policy, count_up, register, scored, values_for
 from fedcohort.rounds import ClientId, Outcome, Round, Selection
 from fedcohort.signals.table import Signals
 
@@ -62,10 +62,12 @@ class REFL(Policy):
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         self._notice(round)
-        leaving = self._chance_to_leave(round)
-        waited = round.number - values_for(self.state.last, round.available, -np.inf)
+        state, clients = self.state, round.available
+        seen = values_for(state.rounds, clients) + round.number - values_for(state.since, clients)
+        leaving = (values_for(state.departures, clients) + 1) / (seen + 2)
+        waited = round.number - values_for(state.last, clients, -np.inf)
         order = np.lexsort((rng.random(leaving.size), -leaving, waited < self.rest))[: round.size]
-        return scored(round.available, order, leaving[order])
+        return scored(clients, order, leaving[order])
 
     def observe(self, round: Round, outcome: Outcome, signals: Signals) -> None:
         self.state.last.update(dict.fromkeys(outcome.selected, round.number))
@@ -79,9 +81,3 @@ class REFL(Policy):
             stayed = round.number - state.since.pop(client)
             state.rounds[client] = state.rounds.get(client, 0) + stayed
         state.since = dict.fromkeys(round.available, round.number) | state.since
-
-    def _chance_to_leave(self, round: Round) -> Array:
-        state = self.state
-        seen = values_for(state.rounds, round.available)
-        seen += round.number - values_for(state.since, round.available)
-        return np.asarray((values_for(state.departures, round.available) + 1) / (seen + 2))
