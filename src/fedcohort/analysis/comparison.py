@@ -50,19 +50,13 @@ def paired_interval(differences: Sequence[float], comparisons: int = 1) -> Inter
 
 
 class ComparisonRow(NamedTuple):
-    """One run of a comparison, over all seeds.
-
-    `means` has the mean of every number of a `Summary`. The baseline is the run with uniform
-    cohorts, no gate and otherwise equal settings: `accuracy_change` is in percent of its accuracy,
-    and `gain` is the difference to it, with a paired interval. Both are None without a baseline;
-    `gain` is also None for the baseline itself and if fewer than two seeds can be paired.
-    """
+    """One run of a comparison, over all seeds; its baseline is that of `Results.baseline`."""
 
     policy: str
     seeds: int
-    means: dict[str, Spread]
-    accuracy_change: Spread | None
-    gain: Interval | None
+    means: dict[str, Spread]  # of every number of a `Summary`
+    accuracy_change: Spread | None  # in percent of the baseline's; None without one
+    gain: Interval | None  # over the baseline; None for itself, and of fewer than two paired seeds
 
     @property
     def accuracy(self) -> Spread:
@@ -76,18 +70,14 @@ class ComparisonRow(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Mean accuracy over seeds, and one sample standard deviation to either side.
-
-    `rounds` counts from 1. `megabytes` is the total traffic so far, in both directions, and
-    `seconds` the simulated time so far. `low` and `high` are NaN for one seed.
-    """
+    """Mean accuracy over seeds, and one sample standard deviation to either side."""
 
     policy: str
-    rounds: list[int]
-    megabytes: list[float]
-    seconds: list[float]
+    rounds: list[int]  # from 1
+    megabytes: list[float]  # sent so far, in both directions
+    seconds: list[float]  # of simulated time so far
     mean: list[float]
-    low: list[float]
+    low: list[float]  # NaN for one seed
     high: list[float]
 
 

@@ -45,31 +45,24 @@ MAX_HISTOGRAMS = 12
 
 
 class Clusters(NamedTuple):
-    """A suggested division; `labels` count from 0, larger clusters first.
-
-    `order` puts like clients side by side, and `reason` says why it is this number of clusters.
-    """
+    """A suggested division."""
 
     number: int
-    labels: NDArray[np.int64]
-    order: NDArray[np.int64]
-    reason: str
+    labels: NDArray[np.int64]  # from 0, larger clusters first
+    order: NDArray[np.int64]  # puts like clients side by side
+    reason: str  # why it is this number of clusters
 
 
 class ClientRow(NamedTuple):
-    """One client.
-
-    `distance` is to the data of all clients but the outliers, `low` and `high` are one standard
-    error (of its square) away; `z` is the robust score by which `outlier` is judged.
-    """
+    """One client."""
 
     name: str
     n: float
     private: bool
-    distance: float
-    low: float
+    distance: float  # to the data of all clients but the outliers
+    low: float  # one standard error (of the square) away
     high: float
-    z: float
+    z: float  # the robust score by which `outlier` is judged
     outlier: bool
     cluster: int
     nearest: str
@@ -88,15 +81,12 @@ class Histogram(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One client since an earlier sketch of it: the distance, and the standard error of its square.
-
-    It `changed` if the square is more than three standard errors above zero, or by marked columns.
-    """
+    """One client since an earlier sketch of it."""
 
     client: str
     distance: float
-    error: float
-    changed: bool
+    error: float  # the standard error of its square
+    changed: bool  # the square is beyond three standard errors, or columns are marked
     columns: list[ColumnGap]
 
 

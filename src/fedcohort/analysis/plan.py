@@ -89,26 +89,20 @@ def shipped_fit() -> GainFit:
 
 @dataclass(frozen=True)
 class Worth:
-    """What the cohorts of one policy and size are worth.
-
-    `discrepancy` is their mean squared MMD to the federation, with its standard `error`, and
-    `uniform` that of random cohorts. Every client had taken part by `rounds_until_all` (None: not
-    all did); `fewest` and `most` are picks per client as a multiple of the equal share, and
-    `waiting` are clients never picked, at most ten. A round took `seconds` on average.
-    """
+    """What the cohorts of one policy and size are worth."""
 
     policy: str
     cohort_size: int
-    discrepancy: float
-    error: float
-    uniform: float
-    random_clients: float
+    discrepancy: float  # mean squared MMD to the federation
+    error: float  # its standard error
+    uniform: float  # the discrepancy of random cohorts
+    random_clients: float  # that have the same discrepancy
     rounds: int
-    rounds_until_all: int | None
-    fewest: float
+    rounds_until_all: int | None  # until every client had taken part; None: not all did
+    fewest: float  # picks of a client, as a multiple of the equal share
     most: float
-    waiting: tuple[ClientId, ...]
-    seconds: float | None = None
+    waiting: tuple[ClientId, ...]  # clients never picked, at most ten
+    seconds: float | None = None  # of a round, on average
 
     @property
     def beats_uniform(self) -> bool:
@@ -371,10 +365,7 @@ class Half(BetweenClients):
 
 
 class Trial:
-    """Cohorts of some clients, chosen on one half of the rows and judged on the other.
-
-    `durations` are seconds by client; clients without one count as the median.
-    """
+    """Cohorts of some clients, chosen on one half of the rows and judged on the other."""
 
     def __init__(
         self,
@@ -389,7 +380,7 @@ class Trial:
             at = np.sort(drawn)
         self.ids: tuple[ClientId, ...] = tuple(ids[at].tolist())
         stated = durations or {}
-        usual = float(np.median(list(stated.values()))) if stated else math.nan
+        usual = float(np.median(list(stated.values()))) if stated else math.nan  # if not stated
         self.seconds = np.array([stated.get(client, usual) for client in self.ids])
         rows = np.arange(readings["counts"].shape[1])
         self.halves = [Half(readings, at, rows % 2 == side) for side in (0, 1)]

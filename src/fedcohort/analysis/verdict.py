@@ -1,8 +1,4 @@
-"""The answer to "how different are my clients?" in plain words, by stated rules.
-
-The page of a profile states the rules. Columns in which a client differs beyond chance come first
-in every answer.
-"""
+"""How different the clients are, in plain words; the page of a profile states the rules."""
 
 from __future__ import annotations
 

@@ -121,10 +121,7 @@ def warn(messages: Iterable[str]) -> None:
 def show(
     format: Format, value: Any, shown: Cells | Mapping[str, str] | Sequence[str], title: str = ""
 ) -> None:
-    """Print a value as JSON, or what people read: a table, facts line by line, or sentences.
-
-    A table that is too wide becomes one block of lines per row; one without rows is its title.
-    """
+    """Print JSON, or what people read: a table (its title if empty), facts, or sentences."""
     if format == "json":
         typer.echo(json.dumps(plain_values(value), indent=2))
     elif isinstance(shown, Mapping):

@@ -242,18 +242,12 @@ def config_init(
     show(format, {"file": str(file)}, [f"Wrote {file}: edit it, then: fedcohort run {file}"])
 
 
-data_app = typer.Typer(no_args_is_help=True)
-
-
-@data_app.callback()
-def _group() -> None:
-    """List data sets and verify their files."""
+data_app = typer.Typer(help="List data sets and verify their files.", no_args_is_help=True)
 
 
 @data_app.command("list")
 def data_list(
-    root: Annotated[str | None, option("Folder to look in.")] = None,
-    format: FormatOption = "table",
+    root: Annotated[str | None, option("Folder to look in.")] = None, format: FormatOption = "table"
 ) -> None:
     """List the known data sets, check their files and say where they were looked for.
 

@@ -172,21 +172,16 @@ class CostRow(NamedTuple):
 
     policy: str
     asks_for: str
-    once: int
-    each_round: float
-    models_each_round: float
+    once: int  # what clients send about themselves when they are first seen
+    each_round: float  # the other signals, on average
+    models_each_round: float  # transfers of a model, down and up
     when: str
 
 
 def policy_costs(
     clients: int, cohort_size: int, model_bytes: int, rounds: int = 20
 ) -> list[CostRow]:
-    """Run every policy for some rounds and read its ledger.
-
-    `once` is what clients send about themselves in the first round; `each_round` the mean of the
-    signals in later rounds; `models_each_round` counts model transfers, down and up, in units of
-    one model. Readings have the sizes of `fedcohort.testing.reading`.
-    """
+    """Run every policy for some rounds, with made-up readings, and read its ledger."""
     from fedcohort.policies import POLICIES
     from fedcohort.session import Session
     from fedcohort.testing import drive
@@ -203,13 +198,7 @@ def policy_costs(
         asked = {"once": policy.needs.profile, "before": policy.needs.query}
         asked["after"] = policy.needs.reply
         signals = [f"{when}: {', '.join(sorted(what))}" for when, what in asked.items() if what]
-        row = CostRow(
-            policy=name,
-            asks_for="; ".join(signals) or "nothing",
-            once=once,
-            each_round=sum(up.values()) / rounds,
-            models_each_round=models / model_bytes / rounds,
-            when=policy.when,
-        )
-        rows.append(row)
+        each_round, models_each_round = sum(up.values()) / rounds, models / model_bytes / rounds
+        asks_for = "; ".join(signals) or "nothing"
+        rows.append(CostRow(name, asks_for, once, each_round, models_each_round, policy.when))
     return rows

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedcohort.cli.common import (
-    Format,
-    FormatOption,
-    argument,
-    option,
-    show,
-    warn,
-    write_file,
-)
+from fedcohort.cli.common import Format, FormatOption, argument, option, show, warn, write_file
 from fedcohort.exceptions import ConfigError
 from fedcohort.options import parse_value, typed
 from fedcohort.report.tables import Cell, Column, cells, number

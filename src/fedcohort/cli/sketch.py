@@ -56,8 +56,7 @@ SiteOption = Annotated[
     to_read("How this site writes the columns of the spec: names, codes, dates, units."),
 ]
 BudgetOption = Annotated[
-    Path | None,
-    privacy("Ledger that adds up private releases and refuses more than the budget."),
+    Path | None, privacy("Ledger that adds up private releases and refuses more than the budget.")
 ]
 BudgetEpsilonOption = Annotated[
     float | None, privacy("Budget of a new ledger, over all its releases.")
@@ -71,8 +70,7 @@ def command(
     ],
     out: Annotated[Path, option("Sketch file; with --by, a folder.", "--out", "-o")],
     spec: Annotated[
-        Path | None,
-        how("How all sites make their sketches; see fedcohort spec init."),
+        Path | None, how("How all sites make their sketches; see fedcohort spec init.")
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -84,8 +82,7 @@ def command(
         ),
     ] = None,
     columns: Annotated[
-        str | None,
-        how("Comma-separated columns or patterns (p*) [all columns of numbers]."),
+        str | None, how("Comma-separated columns or patterns (p*) [all columns of numbers].")
     ] = None,
     text: Annotated[str | None, how("Column of texts.")] = None,
     label: Annotated[str | None, how("Column of classes from 0, hashed as well.")] = None,
@@ -163,13 +160,9 @@ def command(
             each = iter(sketch_folder(path, want, empty, on_rows, source.reading).items())
         each = _looked_at(each, empty.origin, problems)
         publisher.write(each)
-    messages = [
-        *source.reading.warnings(),
-        *(
-            f"{few(clients)}: {message}" if many else message
-            for message, clients in problems.items()
-        ),
-    ]
+    messages = source.reading.warnings()
+    for message, clients in problems.items():
+        messages.append(f"{few(clients)}: {message}" if many else message)
     _report(publisher, source.reading, messages, format)
 
 
@@ -181,13 +174,7 @@ def csv_options(texts: Sequence[str] | None) -> CsvOptions:
 
 
 def split(names: str | None) -> tuple[str, ...]:
-    """Read comma-separated names.
-
-    Examples
-    --------
-    >>> split("age, height")
-    ('age', 'height')
-    """
+    """Read comma-separated names."""
     return tuple(name.strip() for name in (names or "").split(",") if name.strip())
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from fedcohort.files.marginals import ColumnGap
     from fedcohort.sketch.race import RaceSketch
 
-Matrix = list[list[float]]
 Sketches = Annotated[list[Path], argument("Sketch files, or folders of them.")]
 
 
@@ -82,8 +81,7 @@ def distance(
 
 
 def inspect(
-    sketch: Annotated[Path, argument("Sketch file.")],
-    format: FormatOption = "table",
+    sketch: Annotated[Path, argument("Sketch file.")], format: FormatOption = "table"
 ) -> None:
     """Print what a sketch file says about itself: hash, preparation, records, privacy.
 
@@ -221,7 +219,7 @@ def load_several(paths: Sequence[Path], what: str) -> tuple[list[Path], list[Rac
     return [path for path, _ in loaded], [sketch for _, sketch in loaded]
 
 
-def _errors(sketches: Sequence[RaceSketch], kind: str) -> Matrix:
+def _errors(sketches: Sequence[RaceSketch], kind: str) -> list[list[float]]:
     """Return the standard error of every distance, 0 on the diagonal and NaN where it has none."""
     from fedcohort.sketch.uncertainty import distance_with_error
 

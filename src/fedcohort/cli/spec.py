@@ -8,13 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedcohort.cli.common import (
-    ForceOption,
-    FormatOption,
-    argument,
-    option,
-    show,
-)
+from fedcohort.cli.common import ForceOption, FormatOption, argument, option, show
 from fedcohort.cli.sketch import (
     FILES,
     BudgetDeltaOption,

@@ -40,13 +40,7 @@ class Roles(NamedTuple):
 
 
 class Content:
-    """Everything that a report on runs shows; they go from the highest accuracy to the lowest.
-
-    `chosen` is the run whose cohorts are shown first. `axes` are what accuracy is drawn over, the
-    most telling first. `waiting` are the clients that made the rounds of a run wait longest,
-    `cohorts` says how often each client (or group of clients) was selected in a round (or span of
-    rounds), and `ranks` are those by skew, of the runs with FedACS.
-    """
+    """Everything that a report on runs shows; they go from the highest accuracy to the lowest."""
 
     def __init__(self, results: Results) -> None:
         rows = comparison(runs := Results(r for r in results if r.histories))
@@ -62,16 +56,16 @@ class Content:
         self.target, self.finished = runs.target, all(r.finished for r in results)
         self.table = comparison_cells(runs, rows)
         self.roles = Roles(ranked, ranked[:HIGHLIGHTED], baselines)
-        self.chosen = next(iter([*ranked, *baselines]), None)
+        self.chosen = next(iter([*ranked, *baselines]), None)  # whose cohorts are shown first
         axes = ["seconds", "rounds", "megabytes"]
-        self.axes = axes if durations_differ(runs) else [*axes[1:], axes[0]]
+        self.axes = axes if durations_differ(runs) else [*axes[1:], axes[0]]  # of accuracy
         self.curves = [_thin(line) for line in map(curve, runs) if line.rounds]
         self.waiting = [row for r in runs for row in _waited_for(r)]
         self.cohorts = [row for r in runs for row in _cohorts(r)]
         self.grouped = any(
             max(len(r.histories[0].rounds), len(r.members[0].clients)) > MAX_CELLS for r in runs
         )
-        self.ranks: dict[str, Cells] = {}
+        self.ranks: dict[str, Cells] = {}  # of clients by skew, from runs with FedACS
         for run in runs:
             with suppress(ConfigError):  # of another policy than FedACS
                 if run.folder is not None:
@@ -133,7 +127,7 @@ def _waited_for(result: Run) -> Rows:
 
 
 def _cohorts(result: Run) -> Rows:
-    """Count the selections of clients by round in the first seed, the most selected first."""
+    """Count how often clients (or groups) were selected by round (or span) in the first seed."""
     history = result.histories[0]
     counts = Counter(client for cohort in history.selections for client in cohort)
     order = sorted(result.members[0].clients, key=lambda c: (-counts[c], c))

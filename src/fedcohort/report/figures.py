@@ -55,10 +55,7 @@ _pictures = count()
 
 
 class Figure(NamedTuple):
-    """A chart with its words and its data, which the chart reads by name.
-
-    `labels` says where lines end, in which domain and height, so that a page can label others.
-    """
+    """A chart with its words and its data, which the chart reads by name."""
 
     name: str
     title: str
@@ -66,7 +63,7 @@ class Figure(NamedTuple):
     chart: alt.LayerChart | alt.Chart
     data: dict[str, Rows]
     control: Literal["highlighted", "chosen"] | None = None
-    labels: dict[str, Any] | None = None
+    labels: dict[str, Any] | None = None  # where lines end, so that a page can label others
 
 
 def config(theme: Theme = "light") -> dict[str, Any]:
@@ -365,10 +362,7 @@ def matrix(values: Floats, names: Sequence[str]) -> str:
 
 
 def distances_to_all(clients: Rows, reference: float) -> str:
-    """Draw how far clients are from all data, the farthest first, and random samples.
-
-    Clients are rows of a profile, with a "color" and a "tip"; outliers stand out.
-    """
+    """Draw how far clients are from all data, the farthest first, and random samples."""
     bars = sorted(clients, key=lambda client: -client["distance"])[:MAX_BARS]
     height, label = 20 * len(bars), {"align": "left", "aria": False}
     top = max(*(client["high"] for client in bars), reference, 1e-12) * 1.02

@@ -26,31 +26,24 @@ UNLIMITED = 100_000  # columns of a console that never wraps
 
 
 class Cell(NamedTuple):
-    """A text, the value that it is sorted by (empty if unknown), and how it stands out.
-
-    `mark` is "best", "odd" or nothing; `color` is that of a dot before the text.
-    """
+    """A text, and how it stands out."""
 
     text: str
-    value: float | str = ""
-    mark: str = ""
-    color: str = ""
+    value: float | str = ""  # by which it is sorted; empty if unknown
+    mark: str = ""  # "best", "odd" or nothing
+    color: str = ""  # of a dot before the text
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: the cell of each row, and how it is shown.
-
-    The `best` value, "high" or "low", stands out. A narrow terminal leaves out columns of
-    `detail` 1, then of 2, then of 3; the text of a column that `wraps` may be broken.
-    """
+    """A column of a table: the cell of each row, and how it is shown."""
 
     header: str
     cell: Callable[[Any], Cell]
     number: bool = True
-    best: str = ""
-    detail: int = 0
-    wraps: bool = False
+    best: str = ""  # "high" or "low": that value stands out
+    detail: int = 0  # a narrow terminal leaves out columns of 1, then of 2, then of 3
+    wraps: bool = False  # whether its text may be broken
 
 
 class Cells(NamedTuple):
@@ -195,13 +188,11 @@ def _to_target(unit: str, target: float | None) -> Column:
 
 
 def setting_columns(results: Results) -> dict[str, list[str]]:
-    """Return what tells the runs apart: swept settings by column, or the name of the policy.
-
-    A column has the last word of the setting's key, or the whole key if two end alike.
-    """
+    """Return what tells the runs apart, by column: swept settings, or the name of the policy."""
     varied = results.varied()
     if all(key.startswith(("policy.", "gate.")) for key in varied):
         return {"policy": [r.policy for r in results]}
+    # The last word of the key heads the column, or the whole key if two end alike.
     lasts = {key: key.removesuffix(".name").rpartition(".")[2] for key in varied}
     words = list(lasts.values())
     return {
@@ -213,10 +204,7 @@ def setting_columns(results: Results) -> dict[str, list[str]]:
 
 
 def fit_table(table: Cells, title: str, width: int) -> Table:
-    """Lay a table out in a terminal; no number is ever cut.
-
-    If it is too wide, it loses its details; if that does not suffice, it becomes one block per row.
-    """
+    """Lay a table out in a terminal: without details if it is too wide, else one block per row."""
     console = Console(width=UNLIMITED)
     for attempt in map(table.without_details, range(4)):
         candidate = _columns(attempt, title)

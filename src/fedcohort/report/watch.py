@@ -31,10 +31,7 @@ def version(folders: Sequence[Path]) -> str:
 
 
 def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
-    """Return a server of the report on `folders`; port 0 picks a free one.
-
-    Call its `serve_forever`, and `server_close` at the end.
-    """
+    """Return a server of the report on `folders`; port 0 picks a free one."""
     lock, latest = Lock(), ("", b"")
 
     def page() -> bytes:
