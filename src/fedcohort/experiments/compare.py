@@ -1,8 +1,4 @@
-"""Several experiments, each in a folder of its own: comparisons of policies, and sweeps.
-
-`compare` runs several policies on one setting, over the same seeds. `expand` makes one setting of
-every combination of the values in a ``[sweep]`` table.
-"""
+"""Several experiments, each in a folder of its own: comparisons of policies, and sweeps."""
 
 from __future__ import annotations
 
@@ -143,14 +139,7 @@ def read(
 ) -> Experiment | list[Setting]:
     """Read the experiment of a TOML file or ``paper:NAME``, or the settings of its ``[sweep]``.
 
-    Parameters
-    ----------
-    path : path or None
-        None for the `default`, an experiment.
-    overrides : mapping, optional
-        Dotted keys and values that take the place of the file's.
-    imports : sequence of str
-        Python files to run as well.
+    Without a `path` it is the `default`. By dotted key, `overrides` replace what it says.
     """
     values = config.dump(default or Experiment()) if path is None else config.read_values(path)
     if imports:

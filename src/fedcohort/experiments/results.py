@@ -224,10 +224,7 @@ def read(*folders: str | os.PathLike[str]) -> Results:
 
 
 def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
-    """Return the run folders at or directly below `folder`, in the order of ``runs.json``.
-
-    Runs that it does not name follow by age.
-    """
+    """Return the run folders at or below `folder`: those that ``runs.json`` names, then by age."""
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"{folder}: no such folder; give the folder of a run or a comparison")

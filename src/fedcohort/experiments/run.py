@@ -202,10 +202,7 @@ DURATIONS: dict[str, Callable[..., Callable[[Sequence[str], int], Durations]]] =
 
 
 def check(experiment: Experiment) -> dict[str, Any]:
-    """Make everything that has a name, except data and model; this runs the `imports`.
-
-    So wrong names and options are found before anything is loaded.
-    """
+    """Run the `imports`, and make all that has a name but data and model: mistakes show early."""
     for path in experiment.imports:
         import_file(path)
     known: dict[str, Mapping[str, Any]] = {
@@ -251,7 +248,6 @@ def dataset_of(data: DataConfig) -> Dataset:
 def model_of(named: NamedConfig, dataset: Dataset, seed: int) -> nn.Module:
     """Build the model and let it answer for one sample, so that a wrong model is named.
 
-    Those of `MODELS` have the option `init`.
     A model of one's own, FILE.py:CLASS, is made as ``CLASS(input_shape, classes, **options)``.
     """
     shape, what = dataset.sample_shape, f"model {named.name!r}"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from fedcohort.numerics import gp
 from fedcohort.options import Count, Positive, PositiveShare, Range
@@ -25,8 +24,6 @@ _DISCOUNT, _HISTORY = 0.95, 30  # of a sample relative to the next newer one; sa
 _NOISE = 0.1  # standard deviation of the noise over the median absolute change
 _FORGET = 30  # selections in a row without a client, after which its column goes
 _STEPS, _LEARNING_RATE = 100, 0.01  # of the gradient fit
-
-T = TypeVar("T", bound=np.generic)
 
 
 @dataclass
@@ -226,11 +223,12 @@ class FedCor(Policy):
         if new:
             column_of |= {client: len(column_of) + i for i, client in enumerate(new)}
             state.clients += new
-            state.last_seen = _widened(state.last_seen, len(new), state.selections)
-            state.before = _widened(state.before, len(new), np.nan)
-            state.changes = _widened(state.changes, len(new), np.nan)
+            at_end = (0, len(new))
+            state.last_seen = np.pad(state.last_seen, at_end, constant_values=state.selections)
+            state.before = np.pad(state.before, at_end, constant_values=np.nan)
+            state.changes = np.pad(state.changes, ((0, 0), at_end), constant_values=np.nan)
             if state.embedding is not None:
-                state.embedding = _widened(state.embedding, len(new), 0.0)
+                state.embedding = np.pad(state.embedding, ((0, 0), at_end))
         return values_for(column_of, clients, -1).astype(np.int64)
 
 
@@ -242,8 +240,3 @@ def _typical_size(changes: Array) -> float:
     if size > 0:
         return size
     return max(float(np.sqrt(np.square(part).mean())) if part.size else 0.0, 1e-6)
-
-
-def _widened(values: NDArray[T], columns: int, fill: float) -> NDArray[T]:
-    new = np.full((*values.shape[:-1], columns), fill, values.dtype)
-    return np.concatenate([values, new], axis=-1)

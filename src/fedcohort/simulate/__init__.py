@@ -13,10 +13,7 @@ __getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
 
 
 class _Package(ModuleType):
-    """``from fedcohort import simulate`` finds this package, not the function of that name.
-
-    Python prefers a submodule to the package's ``__getattr__``, so the package can be called.
-    """
+    """Can be called: Python finds this package in place of the function of that name."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return self.simulate(*arguments, **options)

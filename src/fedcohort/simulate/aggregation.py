@@ -65,7 +65,6 @@ class Mean(Configurable):
         return {name: None if t is None else t.cpu().numpy() for name, t in tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it."""
         for name in self.kept:
             array = state[name]
             setattr(self, name, None if array is None else torch.from_numpy(array.copy()))
@@ -87,7 +86,6 @@ class FedAvgM(WeightedMean):
         self.velocity: Tensor | None = None
 
     def advance(self, step: Tensor) -> Tensor:
-        """Add the step to the velocity."""
         self.velocity = step if self.velocity is None else self.momentum * self.velocity + step
         return self.lr * self.velocity
 
@@ -111,7 +109,6 @@ class FedAdam(WeightedMean):
         self.second: Tensor | None = None
 
     def advance(self, step: Tensor) -> Tensor:
-        """Divide the mean of the steps by the root of their mean square."""
         if self.first is None or self.second is None:
             self.first, self.second = torch.zeros_like(step), torch.full_like(step, self.tau**2)
         self.first = self.betas[0] * self.first + (1 - self.betas[0]) * step

@@ -24,8 +24,6 @@ from fedcohort.sketch.race import empty_sketch, token_sets
 if TYPE_CHECKING:
     from fedcohort.simulate.seed import Seed
 
-# ruff: noqa: D102 (`Clients` and `Vectors` document the methods)
-
 Insight = Callable[[np.ndarray, np.ndarray], ArrayLike]
 Embed = Callable[[np.ndarray], ArrayLike]
 
@@ -158,7 +156,6 @@ class SimulatedClients(Clients):
         return TensorVectors(self.arrived - self.model)
 
     def durations(self) -> NDArray[np.float64]:
-        """Return the simulated seconds that each client takes for a round."""
         return np.array([self.seed.seconds_of(c) for c in self.ids])
 
     expected_durations = durations
@@ -167,7 +164,6 @@ class SimulatedClients(Clients):
         return self.seed.federation.dataset.classes
 
     def noise_source(self, client: ClientId) -> np.random.Generator:
-        """Return a generator that is a function of the seed and the client."""
         return stream(self.seed.seed, "label noise", client)
 
     def last_array(self) -> int:

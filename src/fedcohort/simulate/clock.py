@@ -72,7 +72,6 @@ class UniformSubset(Availability, Configurable):
         self.count = count
 
     def available(self, number: int, clients: Ids, rng: Generator) -> Ids:
-        """Draw without replacement; all if there are fewer than `count`."""
         count = min(self.count, len(clients))
         return [clients[i] for i in rng.choice(len(clients), count, replace=False)]
 
@@ -88,7 +87,6 @@ class Bernoulli(Availability, Configurable):
         return np.full(len(clients), self.probability)
 
     def available(self, number: int, clients: Ids, rng: Generator) -> Ids:
-        """Draw each client independently."""
         chances = self.chances(number, clients)
         for _ in range(MAX_DRAWS):
             present = np.flatnonzero(rng.random(len(clients)) < chances)
@@ -108,14 +106,11 @@ class Diurnal(Bernoulli):
     """
 
     def __init__(
-        self,
-        rounds_per_day: Count = 24,
-        share: Annotated[float, Range(0, 1, above=True)] = 0.1,
+        self, rounds_per_day: Count = 24, share: Annotated[float, Range(0, 1, above=True)] = 0.1
     ) -> None:
         self.rounds_per_day, self.share = rounds_per_day, share
 
     def chances(self, number: int, clients: Ids) -> NDArray[np.float64]:
-        """Return each client's probability to be there in a round."""
         hour = 24 * (number % self.rounds_per_day) // self.rounds_per_day
         habits = np.array([_habit(client) for client in clients])
         factor = HOURS[hour] / np.mean(HOURS) * self.share / np.mean(PHONES)
@@ -364,10 +359,7 @@ class Pace:
         )
 
     def stale_weights(
-        self,
-        fresh: Sequence[float],
-        late: Sequence[tuple[float, int]],
-        far: Sequence[float] = (),
+        self, fresh: Sequence[float], late: Sequence[tuple[float, int]], far: Sequence[float] = ()
     ) -> list[float]:
         """Return the weights of a round's own updates, their sum kept, and then of its late ones.
 

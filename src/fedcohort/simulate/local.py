@@ -106,11 +106,7 @@ class LocalTraining(Training):
 
 
 def batch_plans(
-    seed: int,
-    round_number: int,
-    clients: Sequence[ClientId],
-    sizes: Sequence[int],
-    local: Training,
+    seed: int, round_number: int, clients: Sequence[ClientId], sizes: Sequence[int], local: Training
 ) -> list[BatchPlan]:
     """Return the batches of one round for several clients."""
     for client, n in zip(clients, sizes, strict=True):

@@ -38,10 +38,7 @@ class Pending(NamedTuple):
 
 
 class Seed:
-    """One seed's federation; `Simulation` trains the cohorts of all seeds as one batch.
-
-    A client that a gate held back keeps the difference between its model and the global one.
-    """
+    """One seed's federation; `Simulation` trains the cohorts of all seeds as one batch."""
 
     # Of the round at hand: how it ends, who trains, whose updates and late updates it uses.
     arrivals: Arrivals
@@ -97,7 +94,7 @@ class Seed:
             durations = (durations or partial(Durations.draw, sigma=0.0))(self.clients, seed)
         self.durations = durations
         self.cohort_size, self.pace = cohort_size, pace
-        self.differences: dict[ClientId, torch.Tensor] = {}
+        self.differences: dict[ClientId, torch.Tensor] = {}  # to models that a gate held back
         self.pending: dict[ClientId, Pending] = {}
         self.clock = 0.0
         self._measured: dict[ClientId, float] = {}
@@ -178,10 +175,7 @@ class Seed:
         return SIGNALS[name].readings(asked, options)
 
     def _replies_of(self, trained: torch.Tensor) -> dict[str, Readings]:
-        """Return what comes with the updates, and charge the gradients that are sent beside them.
-
-        Models that clients hold now are kept where the policy sketches those (literally).
-        """
+        """Return what comes with the updates, and charge gradients that are sent beside them."""
         options = self.session.policy.signal_options
         for name, stated in options.items():
             if stated.get("insight_step"):
@@ -189,7 +183,7 @@ class Seed:
                 self.session.charge(name, "up", sent)
         names = sorted(self.session.policy.needs.reply)
         replies = {name: self.collect(name, self.finished, trained) for name in names}
-        if any(not stated.get("fresh", True) for stated in options.values()):
+        if any(not stated.get("fresh", True) for stated in options.values()):  # asks for these
             self.held = dict(zip(self.finished, trained.clone(), strict=True))
         return replies
 
@@ -317,10 +311,7 @@ def _rows(models: torch.Tensor, rows: list[int]) -> torch.Tensor:
 def split_off(
     federation: Federation, share: float, seed: int
 ) -> tuple[Federation, Mapping[ClientId, IndexArray]]:
-    """Hold out a share of each client's examples, on which it measures its loss.
-
-    At least one and not all; a client with one example measures on that one.
-    """
+    """Hold out a share of each client's examples, one at least, on which it measures its loss."""
     if not share:
         return federation, federation.parts
     kept, held_out = {}, {}

@@ -19,15 +19,7 @@ from fedcohort.session import LOG
 from fedcohort.simulate.aggregation import Mean
 from fedcohort.simulate.clients import Embed, Insight
 from fedcohort.simulate.clock import Availability, Durations, Pace
-from fedcohort.simulate.local import (
-    Data,
-    Job,
-    LocalTraining,
-    Trainer,
-    config_errors,
-    jobs,
-    lr_at,
-)
+from fedcohort.simulate.local import Data, Job, LocalTraining, Trainer, config_errors, jobs, lr_at
 from fedcohort.simulate.seed import Seed
 
 BATCHED_MEANS = {"cuda"}  # devices that average the cohorts of all seeds at once
