@@ -91,29 +91,22 @@ class Change(NamedTuple):
 
 
 class Heterogeneity(NamedTuple):
-    """All that the page shows; `matrix` and the order of `clusters` index `clients`.
-
-    Clients that are `left_out` have too few records, or too few for their noise. By client,
-    `columns` holds how far each column is from that of the others; it is empty unless all sketches
-    were made with `explain`. `blind` says that the sketches tell nothing. Of 100 pairs of random
-    samples of the same data, as large and noisy as the median client, 95 look less than
-    `random_distance` apart. `changes` compares clients with earlier sketches, if given.
-    """
+    """All that the page shows; `matrix` and the order of `clusters` index `clients`."""
 
     clients: list[ClientRow]
-    left_out: list[str]
+    left_out: list[str]  # clients with too few records, or too few for their noise
     records: float
-    matrix: Floats
+    matrix: Floats  # of distances
     clusters: Clusters
-    told_apart: float
-    privacy: dict[str, int]
-    sketch: dict[str, str]
-    random_distance: float
-    columns: dict[str, list[ColumnGap]]
+    told_apart: float  # share of the pairs
+    privacy: dict[str, int]  # clients by what protects them
+    sketch: dict[str, str]  # how the sketches were made, in words
+    random_distance: float  # 95 % of pairs of random samples, like the median client, are nearer
+    columns: dict[str, list[ColumnGap]]  # by client; empty unless all sketches have `explain`
     histograms: list[Histogram]
-    changes: list[Change]
+    changes: list[Change]  # since earlier sketches, if given
     warnings: list[str]
-    blind: bool
+    blind: bool  # whether the sketches tell nothing
 
     def verdict(self, plan: Plan | None = None) -> Verdict:
         """Judge in plain words; `plan` adds what to expect of chosen cohorts."""

@@ -112,28 +112,21 @@ class Worth:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to expect of cohorts, by size and policy.
-
-    `variance` is that between clients, as squared MMD; matching is `worthwhile` if it is beyond
-    chance and random cohorts differ by more than their sample size explains. By cohort size:
-    `uniform` is the discrepancy of random cohorts, `uniform_seconds` how long their rounds take,
-    and `gain` how many times fewer rounds SketchMatch is expected to take (`no_gain`: why that is
-    unknown). `smallest` is, by policy, the smallest cohort that is worth `present` random clients.
-    """
+    """What to expect of cohorts, by size and policy."""
 
     clients: int
     records: float
     left_out: tuple[ClientId, ...]
-    tried_on: int
-    variance: float
-    worthwhile: bool
-    uniform: dict[int, float]
-    uniform_seconds: dict[int, float]
+    tried_on: int  # clients, a random part of many
+    variance: float  # between clients, as squared MMD
+    worthwhile: bool  # whether random cohorts differ by more than chance and sample size explain
+    uniform: dict[int, float]  # the discrepancy of random cohorts, by size
+    uniform_seconds: dict[int, float]  # how long their rounds take, by size
     worths: tuple[Worth, ...]
-    present: int | None
-    smallest: dict[str, int | None]
-    gain: dict[int, Gain]
-    no_gain: str
+    present: int | None  # the random cohort size in use today
+    smallest: dict[str, int | None]  # cohort that is worth so many random clients, by policy
+    gain: dict[int, Gain]  # what SketchMatch is expected to save, by cohort size
+    no_gain: str  # why that is unknown
     verdict: str
 
     def lines(self) -> list[str]:

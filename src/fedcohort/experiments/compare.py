@@ -45,7 +45,7 @@ class Setting(NamedTuple):
 #: Called with a setting's name and the records of every new round.
 OnRound = Callable[[str, Sequence[RoundRecord]], None]
 
-#: Runs settings, each in the folder of its name: `in_turn`, or a cluster's.
+#: Runs settings, each in the folder of its name: `in_turn`, or `distribute.run_all` on a cluster.
 Runner = Callable[..., None]
 
 
@@ -73,11 +73,7 @@ def run_several(
     on_round: OnRound | None = None,
     runner: Runner = in_turn,
 ) -> Results:
-    """Run settings, all checked first, in folders of their own, which ``runs.json`` names in order.
-
-    With `resume`, what an interrupted call left goes on. On a cluster,
-    `fedcohort.distribute.run_all` is the `runner`.
-    """
+    """Run settings, all checked first, in folders of their own, which ``runs.json`` lists."""
     for _, experiment in settings:
         check(experiment)["policy"].check_cohort(experiment.cohort_size)
     root = make_folder(folder)

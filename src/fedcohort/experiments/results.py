@@ -1,7 +1,4 @@
-"""Results of runs: read from their folders, summarized per seed, handed on as tables.
-
-`accuracy` has one meaning in every table: the mean test accuracy of the last rounds (`Summary`).
-"""
+"""Results of runs: read from their folders, summarized per seed, handed on as tables."""
 
 from __future__ import annotations
 
@@ -209,15 +206,12 @@ def _column(values: Sequence[Any]) -> list[Any]:
 
 
 def read(*folders: str | os.PathLike[str]) -> Results:
-    """Read the runs in `folders`, as far as they got: run folders, comparisons or sweeps.
-
-    Runs of equal names are told apart by the names of their folders.
-    """
+    """Read the runs in folders of runs, comparisons or sweeps, as far as they got."""
     runs = [(Path(folder), run) for folder in folders for run in run_folders(folder)]
     names = [run.resolve().name for _, run in runs]
     results = Results()
     for (folder, run), name in zip(runs, names, strict=True):
-        if names.count(name) > 1:
+        if names.count(name) > 1:  # the folders tell them apart
             name = f"{folder.resolve().name}/{name}" if folder != run else str(run)
         results.append(read_run(run, name))
     return results

@@ -14,14 +14,8 @@ from fedcohort.options import Share
 from fedcohort.rounds import ClientId
 from fedcohort.signals.projection import Vectors
 
-Floats = NDArray[np.floating[Any]]
 LOG = logging.getLogger("fedcohort")
 MAX_SILENT = 20  # rounds in a row without an upload, after which the gate warns
-
-
-def agreement(updates: Floats, reference: NDArray[Any]) -> NDArray[np.float64]:
-    """Share of parameters in which an update has the sign of the reference."""
-    return np.asarray((np.sign(updates) == np.sign(reference)).mean(axis=1), np.float64)
 
 
 @dataclass
@@ -75,7 +69,8 @@ class CMFL(Gate):
         if not len(announced):
             return np.ones((len(trained), 1), np.float32)
         bits = np.unpackbits(announced.reshape(2, -1), axis=1, count=models.dim).astype(np.int8)
-        shares = agreement(trained - start.numpy(), bits[0] - bits[1])
+        signs = np.sign(trained - start.numpy())
+        shares = np.asarray((signs == bits[0] - bits[1]).mean(axis=1))
         shares[~np.isfinite(trained).all(axis=1)] = np.nan
         return shares.astype(np.float32)[:, None]
 

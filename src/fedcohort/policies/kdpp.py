@@ -85,9 +85,7 @@ class KDPP(Policy):
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:
         answered = np.flatnonzero(signals.rounds(self.signal, round.available) >= 0)
         part = sample_positions(answered.size, _MAX_CLIENTS, rng)
-        clients = round.available
-        if part.size < len(clients):
-            clients = take(clients, answered[part])
+        clients = take(round.available, answered[part])
         positions, process = self._process(clients, signals)
         if not positions.size:
             return Selection(())

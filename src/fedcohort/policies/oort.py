@@ -94,8 +94,6 @@ class Oort(Policy):
 
     def scores(self, round: Round, size: Array, explored: NDArray[np.bool_]) -> Array:
         """Score explored clients: scaled utility, staleness bonus, slowness penalty; else -inf."""
-        if not explored.any():
-            return np.full(len(explored), -np.inf)
         state, clients = self.state, round.available
         utility = values_for(state.utility, clients, np.nan)
         utility[~explored] = size[~explored]

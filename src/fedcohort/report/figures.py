@@ -1,9 +1,7 @@
 """All figures, drawn with Altair: in a page, and as SVG and PNG from the same code.
 
-One style: the baseline is gray, the runs that matter most have a color and a label at the line, and
-the others are faint. On the page of runs, the reader sets the parameters ``highlighted`` and
-``chosen`` (whose cohorts are shown). The page of a profile holds `picture`: SVG that loads nothing,
-with tooltips and words for screen readers.
+The baseline is gray, the runs that matter most have a color and a label at the line, and the others
+are faint. Readers of a page set ``highlighted`` and ``chosen``, the run whose cohorts are shown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Training many clients at once, and the rounds around it (needs PyTorch).
-
-Names are loaded when they are first used, so that importing the package stays cheap.
-"""
+"""Training many clients at once, and the rounds around it; PyTorch is loaded at first use."""
 
 import sys
 from types import ModuleType

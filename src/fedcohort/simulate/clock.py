@@ -1,8 +1,4 @@
-"""Simulated devices and time: who is there, how fast they are, and how long a round waits.
-
-`Pace.close` decides from the arrivals alone, so that the simulator and a Flower server come to the
-same result.
-"""
+"""Simulated devices and time: who is there, how fast they are, and how long a round waits."""
 
 from __future__ import annotations
 
@@ -329,7 +325,7 @@ class Pace:
         lost: Collection[ClientId] = (),
         limit: float = math.inf,
     ) -> Arrivals:
-        """Return whose updates a round uses, and when it ends.
+        """Return whose updates a round uses, and when it ends, in the simulator as in Flower.
 
         It ends after `wanted` updates or at the `limit`. `seconds` says how long each selected
         client takes; its order decides ties. The server waits for those `lost`, who never answer.

@@ -130,10 +130,7 @@ def jobs(
     parts: Sequence[Ints],
     rows: Sequence[int] | None = None,
 ) -> list[Job]:
-    """Return the trainings of several clients in a round, with their batches.
-
-    `parts` are the samples of each client, `rows` the model that each starts from: the first.
-    """
+    """Return what clients train in a round: their parts, in batches, from the models of `rows`."""
     from modelstack import Job
 
     plans = batch_plans(seed, round_number, clients, [len(p) for p in parts], trainer.training)
