@@ -50,8 +50,6 @@ ImportOption = Annotated[
         metavar="FILE.py",
     ),
 ]
-
-
 ForceOption = Annotated[
     bool, option("Replace files that exist; an input is never replaced.", "--force")
 ]
@@ -94,13 +92,7 @@ def console(width: int | None = None) -> Console:
 
 
 def plain(text: str) -> str:
-    r"""Show the control characters of a text, which could command a terminal.
-
-    Examples
-    --------
-    >>> print(plain("ann\x1b[2J"))
-    ann\x1b[2J
-    """
+    """Show the control characters of a text, which could command a terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

@@ -164,7 +164,9 @@ class SketchToSkip(Gate):
 
     def _watch(self, drifts: dict[ClientId, float]) -> tuple[ClientId, ...]:
         """Skip as often as is wanted, note the drifts, and pick the threshold when all are seen."""
-        state, cycle = self.state, self._cycle
+        state, cycle = self.state, 1  # rounds from one upload to the next
+        if self.on_skip == "keep":
+            cycle = min(math.ceil(1 / (1 - self.skip_rate) - 1e-9), self.max_skips + 1)
         finite = [d for d in drifts.values() if math.isfinite(d)]
         if finite:
             middle = float(np.median(finite))
@@ -181,13 +183,6 @@ class SketchToSkip(Gate):
             chosen = self._chosen(np.array(state.drifts).reshape(-1, cycle))
             state.threshold = max(chosen, _MIN_THRESHOLD)
         return tuple(drifts)
-
-    @property
-    def _cycle(self) -> int:
-        """Rounds from one upload to the next while drifts are watched."""
-        if self.on_skip == "reset":
-            return 1
-        return min(math.ceil(1 / (1 - self.skip_rate) - 1e-9), self.max_skips + 1)
 
     def _chosen(self, drifts: NDArray[np.float64]) -> float:
         """Return the threshold from drifts, (cycles, rounds of a cycle)."""

@@ -60,11 +60,8 @@ class ClusteredSampling(Policy):
     ) -> None:
         self.by, self.signal = by, signal
         needs = vector_needs("ClusteredSampling", signal, "num_examples", when=("profile", "reply"))
-        if by == "size":
-            self.needs = Needs(profile=frozenset({"num_examples"}))
-        else:
-            self.needs = needs
-            self.signal_options = vector_options(signal)
+        self.needs = Needs(profile=frozenset({"num_examples"})) if by == "size" else needs
+        self.signal_options = {} if by == "size" else vector_options(signal)
         self._groups: tuple[tuple[ClientId, ...], int, bytes, Indices] | None = None
 
     def select(self, round: Round, signals: Signals, rng: Generator) -> Selection:

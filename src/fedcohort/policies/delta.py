@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.random import Generator
@@ -59,8 +59,7 @@ class DELTA(Policy):
     def __init__(self, local_variance: NonNegative = 0.0) -> None:
         self.local_variance = local_variance
         if local_variance:
-            reply = frozenset({"update_distance", "gradient_spread"})
-            self.needs = Needs(profile=frozenset({"num_examples"}), reply=reply)
+            self.needs = replace(self.needs, reply=self.needs.reply | {"gradient_spread"})
             self.signal_options = {"update_distance": {"insight_step": True}}
         self.state = DELTAState()
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 from numpy.random import Generator
 
@@ -70,8 +67,7 @@ class HACCS(Policy):
         clients = take(round.available, positions)
         self.state.fit(shares, _MAX_FITTED, rng, linked)
         labels = np.unique(self.state.assign(shares), return_inverse=True)[1]
-        fastest: Callable[[Array], Any] = np.min  # so that the unknown are tried
-        seconds = filled(len(clients), *signals.read("duration", clients), fastest)
+        seconds = filled(len(clients), *signals.read("duration", clients), typical=np.min)
         losses = filled(len(clients), *signals.read("loss", clients))
         chance = cluster_weights(labels, seconds, losses, self.rho)
         order = np.lexsort((rng.random(labels.size), seconds))
