@@ -239,13 +239,12 @@ def run_folders(folder: str | os.PathLike[str]) -> list[Path]:
 
 def read_run(folder: Path, name: str | None = None) -> Run:
     """Read one run, as far as it got."""
-    refuse_links_in(folder)
+    histories = read_histories(folder)
     values = read_json(folder / "config.json")
     try:
         experiment = None if "engine" in values else config.parse(values)
     except (ConfigError, TypeError, AttributeError) as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from None
-    histories = read_histories(folder)
     model_bytes, listed = _federation(folder)
     members = [listed.get(h.seed) or _selected_members(h) for h in histories]
     target = None if experiment is None else experiment.target
@@ -258,6 +257,8 @@ def read_run(folder: Path, name: str | None = None) -> Run:
 def read_histories(folder: str | os.PathLike[str]) -> list[History]:
     """Read the rounds of a run folder, one history per seed, without a line half written."""
     path = Path(folder) / "rounds.jsonl"
+    if path.parent.is_dir():
+        refuse_links_in(folder)
     if not path.exists():
         raise ConfigError(f"{folder}: not a run folder (it has no rounds.jsonl)")
     histories: dict[int, History] = {}
