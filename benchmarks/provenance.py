@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedcohort import provenance as package
 from fedcohort.exceptions import DataError
-from fedcohort.provenance import versions
 
 STARTED = os.getloadavg()[0]
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,7 +45,7 @@ def provenance(device: str = "auto", scripts: bool = True) -> dict[str, Any]:
         "device": "cuda" if has_gpu else "cpu",
         "gpu": torch.cuda.get_device_name() if has_gpu else None,
         "cuda": torch.version.cuda if has_gpu else None,
-        "versions": {"python": platform.python_version(), **versions(COMPARED)},
+        "versions": package.provenance(COMPARED)["versions"],
     }
 
 

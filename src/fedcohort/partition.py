@@ -243,7 +243,8 @@ def natural(ids: ArrayLike, *, min_size: int = 1) -> dict[str, IndexArray]:
         raise ConfigError(f"ids must be one non-empty row of ids, not of shape {array.shape}")
     # Samples of one client are mostly contiguous, so name runs instead of samples.
     starts = np.flatnonzero(np.concatenate([[True], array[1:] != array[:-1]]))
-    names, runs = np.unique([str(name) for name in array[starts]], return_inverse=True)
+    texts = np.array([str(name) for name in array[starts]], dtype=object)  # keep NULs at the end
+    names, runs = np.unique(texts, return_inverse=True)
     owner = np.repeat(runs, np.diff(np.append(starts, array.size)))
     parts = zip(names.tolist(), collect(owner, len(names)), strict=True)
     kept = {name: part for name, part in parts if part.size >= min_size}

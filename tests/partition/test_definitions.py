@@ -179,6 +179,7 @@ def test_natural_groups_by_the_text_of_the_id(ids):
 def test_natural_leaves_small_clients_out_and_takes_any_id():
     assert list(natural([3, 1, 3], min_size=2)) == ["3"]
     assert type(next(iter(natural(np.array(["a"]))))) is str
+    assert list(natural(["a", "a\0"])) == ["a", "a\0"]
     with pytest.raises(ConfigError, match="min_size=3"):
         natural([3, 1, 3], min_size=3)
     with pytest.raises(ConfigError, match="non-empty"):
