@@ -28,6 +28,7 @@ LATER = {
         *("cifar10", "fedacs", "rivals"),
         ("again-uniform", "again"),
         ("again-hics-uniform", "again-hics"),
+        "rivals-and-grid",
     ],
     "benchmark-time.json": ["time-more"],
     "benchmark-skip.json": [
