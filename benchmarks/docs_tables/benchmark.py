@@ -10,6 +10,7 @@ from docs_tables.results import (
     NOT_RUN,
     RESULTS,
     ROOT,
+    TUNED,
     cost_to,
     deviation,
     difference,
@@ -167,9 +168,6 @@ def is_ranked(name, count, columns):
     return not name.startswith("uniform") and (as_published or count == columns)
 
 
-TUNED = ", best of grid"  # ends the name of a variant whose option development seeds chose
-
-
 def best_of_grid(file):
     """Policies with the best option of a grid: how many times fewer rounds than uniform cohorts."""
     rows, settings = {}, {}
@@ -222,6 +220,8 @@ def chance(file, *settings):
         for part in (part for name, part in by_name.items() if is_uniform_again(name, part)):
             points = difference(points_above(part, base), count)
             for target in base["targets"]:
+                if missing(base, target) == len(base["seeds"]):
+                    continue  # neither ever gets there
                 alone, together = (ratio(part, base, target, m) for m in (1, count))
                 lines.append([f"{setting}, {target:.0%}", *alone, together[1], *points])
     header = ["setting, target", "fewer rounds", "by itself", "in the ranking"]

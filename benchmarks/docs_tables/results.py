@@ -19,6 +19,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 NOT_RUN = "Not run yet.\n"
 BASELINE = "uniform"
 
+TUNED = ", best of grid"  # ends the name of a variant whose option development seeds chose
+
 # Files with parts that joined a suite after it was run; those of one go are in parentheses. Parts
 # of one setting are of the same code, or their go brings runs of uniform cohorts along, which must
 # repeat the published ones. A part with other seeds adds to the earlier one; else it takes the
@@ -294,6 +296,9 @@ def by_setting(names, every):
         variants = [variant for where, variant in every if where == setting]
         listed = [variant for where, variant in names if where == setting]
         others = [variant for variant in variants if variant not in listed]
+        if all(v in listed for v in variants if v.endswith(TUNED)):
+            listed = list(dict.fromkeys("the best of the grid" if v.endswith(TUNED) else v
+                                        for v in listed))  # fmt: skip
         words = "; ".join(listed)
         if len(others) < len(listed):
             words = f"all variants but {'; '.join(others)}" if others else "all variants"
