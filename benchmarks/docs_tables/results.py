@@ -32,7 +32,7 @@ LATER = {
         ("again-hics-uniform", "again-hics"),
         "rivals-and-grid",
     ],
-    "benchmark-time.json": ["time-more", "time-alike"],
+    "benchmark-time.json": ["time-alike"],
     "benchmark-skip.json": [
         ("skip-literal-uniform", "skip-literal-mnist", "skip-literal-fashion"),
         "skip-literal-cifar10",
