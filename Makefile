@@ -14,7 +14,7 @@ JOBS ?= 2
 .PHONY: demo test suite soak soak-tests soak-kills soak-load soak-fuzz soak-audit browser lint bench docs docs-numbers lock clean
 
 demo: $(READY)
-	$(BIN)/fedcohort compare --out demo --resume
+	$(BIN)/fedcohort compare --seeds 5 --out demo --resume
 	$(BIN)/fedcohort report demo -o demo/report.html
 
 test: browser  # the types are checked while the tests run

@@ -82,7 +82,7 @@ def screenshot(page: Path, target: Path, *, width: int, height: int, **options: 
 
 
 def demo(folder: Path) -> None:
-    fedcohort("compare --out demo", folder)
+    fedcohort("compare --seeds 5 --out demo", folder)
     fedcohort("report demo -o demo/report.html", folder)
     page = folder / "demo" / "report.html"
     screenshot(page, IMAGES / "demo.png", width=1180, height=890, charts=True)
