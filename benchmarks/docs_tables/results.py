@@ -40,7 +40,7 @@ LATER = {
     "benchmark-papers.json": [
         *("papers-later", "papers-released", "papers-gradients", "papers-gradients-2"),
         *("papers-median", "papers-short-uniform", "papers-short"),
-        "papers-3-4",
+        *("papers-3-4", "papers-figure-4"),
     ],
 }
 
