@@ -396,6 +396,15 @@ class TestTime:
         cohorts = run(SketchMatch(time=True, turns=1), ids, signals, 40)
         assert {i for c in cohorts for i in c} == set(range(40))
 
+    @pytest.mark.parametrize("turns", [0, 1, 2, 3, 9])
+    def test_of_those_alike_the_slowest_have_their_turn(self, turns: int) -> None:
+        """Seven clients in cohorts of two: one is left over, and places may all be turns."""
+        ids, _, signals = iid(7, 0, 0.0)
+        policy = SketchMatch(pool="all", time={c: 1.0 + int(c) for c in ids}, turns=turns)
+        cohorts = run(policy, ids, signals, 60, 2)
+        assert all(len(set(c)) == 2 for c in cohorts)
+        assert {i for c in cohorts for i in c} == set(range(7))
+
     def test_of_those_alike_one_that_is_twice_as_slow_is_used_half_as_often(self) -> None:
         """Eight groups of five, each alone in its cohort, whatever the random half of a round."""
         ids, _, signals = iid(40, 0, 0.0)

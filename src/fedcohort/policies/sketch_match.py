@@ -307,7 +307,7 @@ class SketchMatch(Policy):
             )  # fmt: skip
 
         alike = not field.differ and self.target is None
-        turns, others = pool[: self.turns], pool[self.turns :]
+        turns, others = pool[: min(self.turns, size)], pool[self.turns :]
         if seconds is None or not others.size:
             return pool[:size].tolist() if alike else matched(pool)[0]
         if alike:
@@ -328,10 +328,12 @@ class SketchMatch(Policy):
         The fastest in every round would lose what only the others have. Taken where seconds times
         uses are least, a client that is twice as slow is used half as often.
         """
+        if size < 1:
+            return [*turns.tolist()]
         used = 1 + values_for(self.state.used, clients)
         by_speed = others[np.argsort(time[others], kind="stable")]
-        starts = range(0, len(others) - size + 1, max(size, 1))
-        groups = [by_speed[start : start + size] for start in starts]
+        last = len(others) - size  # the slowest are a group, too, if others are in two for that
+        groups = [by_speed[start : start + size] for start in (*range(0, last, size), last)]
         best = min(groups, key=lambda group: time[group].max() * used[group].mean())
         return [*turns.tolist(), *best.tolist()]
 
