@@ -88,7 +88,7 @@ def _temporary(target: Path) -> Iterator[tuple[IO[bytes], Path]]:
 def remove_leftovers(folder: str | os.PathLike[str]) -> list[Path]:
     """Delete the temporary files of killed writers in a folder, and return them."""
     removed = []
-    for path in sorted(Path(folder).glob(f".*{SUFFIX}")):  # none where there is no such folder
+    for path in sorted(Path(folder).glob(f".*{SUFFIX}")):  # nothing if the folder is missing
         with suppress(OSError), open(path, "rb+") as file:  # renamed meanwhile, or not ours
             if _try_lock(file):
                 path.unlink(missing_ok=True)

@@ -73,7 +73,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class LocalTraining(Training):
-    """How a selected client trains; the optimizer starts anew in every round.
+    """How a selected client trains; the optimizer starts again in every round.
 
     Parameters
     ----------
