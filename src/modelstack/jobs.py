@@ -48,6 +48,17 @@ def plan_of(job: Job) -> BatchPlan:
     return job.plan
 
 
+def check_plans(jobs: Sequence[Job], training: Training) -> None:
+    """Refuse plans of other batches than the training has, whose times stacked jobs share."""
+    for i, job in enumerate(jobs):
+        given = plan_of(job)[:4]
+        passes = given[2] if training.steps is not None else training.epochs
+        needed = (len(job.positions), training.batch_size, passes, training.steps)
+        if given != needed:
+            names = "n, batch_size, passes and steps"
+            raise Unsupported(f"job {i}: {names} of its plan are {given}, of the training {needed}")
+
+
 def by_length(jobs: Sequence[Job]) -> list[int]:
     """Return the numbers of the jobs, those with most steps first."""
     return sorted(range(len(jobs)), key=lambda i: -plan_of(jobs[i]).length)

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from modelstack import stacked
 from modelstack.batched import Batched
-from modelstack.jobs import Augmented, Data, Job
+from modelstack.jobs import Augmented, Data, Job, check_plans
 from modelstack.kernel import SampleLoss, Setup, row_numbers, sample_loss
 from modelstack.switches import check_precision, precision
 from modelstack.training import Ints, Training, Unsupported
@@ -230,6 +230,7 @@ class Trainer:
                 self._out = rows.new_empty(len(jobs), self.size)
             out = self._out[: len(jobs)]
             if jobs:
+                check_plans(jobs, self.training)
                 if self._augmented is not None:
                     jobs, data = self._augmented.transform(jobs, data)
                 self._engine.train(rows, jobs, data, self.training.lr if lr is None else lr, out)

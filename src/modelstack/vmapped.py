@@ -20,6 +20,24 @@ from modelstack.switches import runs_triton, seeded
 from modelstack.training import Training
 
 
+class OneClient(HashedDropout):
+    """The mode of one client's forward pass: its dropout masks, and views of any layout.
+
+    Convolutions leave images with channels last, which `.view()` cannot flatten; a copy can.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], kinds: Any, given: Any = (), named: Any = None
+    ) -> Any:
+        """Return a copy where a view is refused."""
+        try:
+            return super().__torch_function__(function, kinds, given, named)
+        except RuntimeError as error:
+            if function is not Tensor.view or "view size" not in str(error):
+                raise
+            return Tensor.reshape(*given, **(named or {}))
+
+
 class Vmapped(Kernel):
     """Copies of any model that `torch.func.vmap` can batch.
 
@@ -39,7 +57,7 @@ class Vmapped(Kernel):
         ) -> Tensor:
             both, rest = iter(trained), iter(frozen)
             values = [next(both) if is_trained else next(rest) for is_trained in self.trained]
-            with HashedDropout(words, self.masks.step):
+            with OneClient(words, self.masks.step):
                 outputs = functional_call(self.model, dict(zip(names, values, strict=True)), (x,))
             return (loss(outputs, y) * w).sum()
 

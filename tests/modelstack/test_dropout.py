@@ -82,7 +82,7 @@ def test_a_step_with_dropout_is_that_of_autograd_with_the_same_masks(reference):
     first, last = (nn.Linear(6, 20), nn.ReLU()), nn.Linear(20, 3)
     model = nn.Sequential(nn.Dropout(0.5), *first, nn.Dropout(0.5), last)
     masked = nn.Sequential(Masked(9, 0), *first, Masked(9, 3 * 3), last)
-    trainer = Trainer(model, Training(lr=0.5), engine="stacked", device="cpu")
+    trainer = Trainer(model, Training(batch_size=30, lr=0.5), engine="stacked", device="cpu")
     data = trainer.data(torch.randn(30, 6), torch.arange(30) % 3)
     job = Job(0, np.arange(30), BatchPlan(30, 30), seed=9)
     expected, _ = reference(masked, Training(), trainer.flat()[None], [job], *data, 0.5)

@@ -24,8 +24,8 @@ from modelstack import batched, stacked
 from modelstack.jobs import Job
 from modelstack.kernel import Setup, cross_entropy
 from modelstack.trainer import Trainer, choose
-from modelstack.training import Training, Unsupported
-from modelstack.vmapped import obstacle
+from modelstack.training import BatchPlan, Training, Unsupported
+from modelstack.vmapped import OneClient, obstacle
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from simulation_models import ResNet18, ViTTiny
@@ -403,6 +403,9 @@ def test_what_cannot_be_trained_is_named():
         "no trainable parameter": lambda: Trainer(nn.Flatten()),
         "without a plan": lambda: trainer.train(flat, [Job(0, two)], held),
         "job 0: row=1, but there are 1 models": lambda: trainer.losses(flat, [Job(1, two)], held),
+        r"job 1: n, .* plan are \(2, 1, 1, None\), of the training \(2, 32, 1, None\)": lambda: (
+            trainer.train(flat, [Job(0, two, BatchPlan(2, b)) for b in (32, 1)], held)
+        ),
         "job 0 has no samples": lambda: trainer.losses(flat, [Job(0, two[:0])], held),
         "the model has": lambda: trainer.evaluate(torch.zeros(3), held),
         r"put nn.Flatten\(\) before it": lambda: dense.train(
@@ -414,6 +417,15 @@ def test_what_cannot_be_trained_is_named():
     if not torch.cuda.is_available():
         with pytest.raises(Unsupported, match="sees no GPU"):
             Trainer(make("mlp"), device="cuda")
+
+
+def test_a_view_of_channels_last_is_copied_in_a_mode_of_one_client():
+    with OneClient(torch.zeros(2), torch.zeros(1)):
+        images = torch.arange(24.0).view(1, 2, 3, 4).permute(0, 3, 1, 2)
+        assert torch.equal(images.view(-1, 24), images.reshape(1, 24))
+        assert images.view(1, 4, 2, 3).data_ptr() == images.data_ptr()
+        with pytest.raises(RuntimeError, match="invalid for input"):
+            images.view(5)
 
 
 def test_short_runs_do_not_pay_for_a_compiler():
