@@ -69,7 +69,7 @@ class Vmapped(Kernel):
         probe = copy.deepcopy(self.model).eval()
         for module in probe.modules():
             module.register_forward_hook(lambda _, inputs, output: seen.append(_bytes(output)))
-        with torch.no_grad():
+        with torch.no_grad(), OneClient(self.masks.words[0], self.masks.step):
             probe(like[0][:1])
         return super().footprint(samples, like) + 4 * samples * sum(seen)
 

@@ -46,6 +46,17 @@ class Residual(nn.Module):
         return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
+class Viewed(nn.Module):
+    """A Tanh of images, which has no stacked form, and `.view` after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3, 2), nn.Linear(4 * 9, CLASSES)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.conv(x)).view(-1, 4 * 9))
+
+
 class Recurrent(nn.Module):
     """A hidden size that is not a multiple of any tile."""
 
@@ -91,7 +102,7 @@ def dense():
 
 MODELS = {
     "pooled": pooled, "deep": deep, "strided": strided, "dropped": dropped, "dense": dense,
-    "residual": Residual, "recurrent": Recurrent,
+    "residual": Residual, "recurrent": Recurrent, "viewed": Viewed,
 }  # fmt: skip
 
 
@@ -193,12 +204,12 @@ def rounded_forward(conv, x):
 def interpret(name):
     """Run the kernels on a CPU, in a process that has set TRITON_INTERPRET."""
     switches.FUSED.add("cpu")
-    engine = "vmap" if name == "residual" else "stacked"
+    engine = "vmap" if name in ("residual", "viewed") else "stacked"
     print(trained(name, "cpu", {"momentum": 0.9}, engine=engine).tolist())
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
-@pytest.mark.parametrize("name", ["strided", "recurrent"])
+@pytest.mark.parametrize("name", ["strided", "recurrent", "viewed"])
 def test_the_kernels_in_tritons_interpreter(name, reference):
     """The interpreter needs no GPU; it is slow, so only the smallest models run in it."""
     code = f"import test_fused; test_fused.interpret({name!r})"
