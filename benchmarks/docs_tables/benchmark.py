@@ -37,21 +37,9 @@ from fedcohort.policies import POLICIES
 
 MARKS = {"faster": " ▲", "slower": " ▼"}
 
-# Policies that have changed since; parts that were not run again have a note.
-EARLIER = {"active-fl", "clustered-sampling, similarity", "clustered-sampling, sketches", "delta"}
-EARLIER |= {"divfl", "fed-cbs", "flips", "hics-fl", "oort"}
-
-
 def label(name, part):
     """A variant's name in a table."""
-    return (
-        "uniform cohorts drawn again" if is_uniform_again(name, part) else name + note(name, part)
-    )
-
-
-def note(name, part):
-    """A mark where the part is of an earlier version of its policy."""
-    return " †" if name in EARLIER and not part.get("again") else ""
+    return "uniform cohorts drawn again" if is_uniform_again(name, part) else name
 
 
 def is_uniform_again(name, part):
@@ -152,14 +140,19 @@ def ranking(file, *cases):
                 cells.append("not run" if part is None else "(uniform)")
                 continue
             logs.append(log_ratios(part, base, target).mean())
-            times, word = ratio(part, base, target, len(names))
-            value, _, interval = times.removesuffix(")").partition(" (")
-            joined = interval.replace(" to ", "\u2060–\u2060")  # which a browser does not break
-            cells.append(f"{value}{MARKS.get(word, '')}<br>{joined}{note(name, part)}")
+            cells.append(marked(part, base, target, len(names)))
         lines.append((np.mean(logs), [name, f"{np.exp(np.mean(logs)):.2f}x", *cells]))
     lines.sort(key=lambda line: -line[0])
     header = ["policy", "geometric mean", *(words for words, _, _ in columns)]
     return table(header, [cells for _, cells in lines])
+
+
+def marked(part, base, target, comparisons):
+    """How many times fewer rounds, a mark, and below these the interval."""
+    times, word = ratio(part, base, target, comparisons)
+    value, _, interval = times.removesuffix(")").partition(" (")
+    joined = interval.replace(" to ", "\u2060–\u2060")  # which a browser does not break
+    return f"{value}{MARKS.get(word, '')}<br>{joined}"
 
 
 def is_ranked(name, count, columns):
@@ -169,17 +162,18 @@ def is_ranked(name, count, columns):
 
 
 def best_of_grid(file):
-    """Policies with the best option of a grid: how many times fewer rounds than uniform cohorts."""
+    """Policies with the best option of a grid, as in the ranking."""
     rows, settings = {}, {}
     for setting, run in settings_of(file).items():
-        for name in (name for name in run if name.endswith(TUNED)):
+        tuned = [name for name in run if name.endswith(TUNED)]
+        for name in tuned:
             part, target = run[name], run["uniform"]["targets"][0]
             options = part["experiment"]["policy"]["options"].items()
             row = rows.setdefault(name.removesuffix(TUNED), {})
             row[""] = "; ".join(f"{key}={value}" for key, value in options)
-            row[setting] = " ".join(ratio(part, run["uniform"], target))
+            row[setting] = marked(part, run["uniform"], target, len(tuned))
             settings[setting] = f"{setting}, {target:.0%}"
-    lines = [[n, *(row.get(key, "-") for key in ("", *settings))] for n, row in rows.items()]
+    lines = [[n, *(row.get(key, "not run") for key in ("", *settings))] for n, row in rows.items()]
     return table(["policy", "best option", *settings.values()], lines) if lines else NOT_RUN
 
 

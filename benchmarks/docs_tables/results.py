@@ -31,6 +31,7 @@ LATER = {
         ("again-uniform", "again"),
         ("again-hics-uniform", "again-hics"),
         "rivals-and-grid",
+        ("everywhere-uniform", "everywhere"),
     ],
     "benchmark-time.json": ["time-alike"],
     "benchmark-skip.json": [
@@ -41,6 +42,7 @@ LATER = {
         *("papers-later", "papers-released", "papers-gradients", "papers-gradients-2"),
         *("papers-median", "papers-short-uniform", "papers-short"),
         *("papers-3-4", "papers-figure-4"),
+        ("papers-0-uniform", "papers-0"),
     ],
 }
 
