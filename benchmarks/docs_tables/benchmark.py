@@ -37,6 +37,7 @@ from fedcohort.policies import POLICIES
 
 MARKS = {"faster": " ▲", "slower": " ▼"}
 
+
 def label(name, part):
     """A variant's name in a table."""
     return "uniform cohorts drawn again" if is_uniform_again(name, part) else name
