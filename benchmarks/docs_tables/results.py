@@ -37,12 +37,13 @@ LATER = {
     "benchmark-skip.json": [
         ("skip-literal-uniform", "skip-literal-mnist", "skip-literal-fashion"),
         "skip-literal-cifar10",
+        ("skip-grid-20", "skip-grid"),
     ],
     "benchmark-papers.json": [
         *("papers-later", "papers-released", "papers-gradients", "papers-gradients-2"),
         *("papers-median", "papers-short-uniform", "papers-short"),
         *("papers-3-4", "papers-figure-4"),
-        ("papers-0-uniform", "papers-0"),
+        ("papers-0-1-3-uniform", "papers-0-1-3"),
     ],
 }
 
