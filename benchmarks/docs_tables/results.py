@@ -27,10 +27,7 @@ TUNED = ", best of grid"  # ends the name of a variant whose option development 
 # place of that, because its policy has changed.
 LATER = {
     "benchmark-selection.json": [
-        *("cifar10", "fedacs", "rivals"),
-        ("again-uniform", "again"),
-        ("again-hics-uniform", "again-hics"),
-        "rivals-and-grid",
+        *("cifar10", "rivals-and-grid"),
         ("everywhere-uniform", "everywhere"),
     ],
     "benchmark-time.json": ["time-alike"],
@@ -41,8 +38,7 @@ LATER = {
     ],
     "benchmark-papers.json": [
         *("papers-later", "papers-released", "papers-gradients", "papers-gradients-2"),
-        *("papers-median", "papers-short-uniform", "papers-short"),
-        *("papers-3-4", "papers-figure-4"),
+        *("papers-median", "papers-3-4", "papers-figure-4"),
         ("papers-0-1-3-uniform", "papers-0-1-3"),
     ],
 }
